@@ -59,15 +59,19 @@ SHAPES = {
 
 def write_content(directory: Path, shape: Shape, rows: int) -> int:
     """Writes a partition's files; returns the bytes of its log."""
+    from tidemill.log.delayed_file_removal import DelayedFileRemoval
     from tidemill.log.log_config import LogConfig
-    from tidemill.log.log_loader import open_log
+    from tidemill.log.log_loader import LogLoader
     from tidemill.log.system_files import SystemFiles
     from tidemill.model.types import TopicPartition
     from tidemill.records.builder import BatchBuilder
 
     directory.mkdir(parents=True)
     settings = LogConfig(segment_bytes=SEGMENT_BYTES)
-    log = open_log(SystemFiles(), str(directory), TopicPartition(TOPIC, 0), settings, now_ms=NOW_MS)
+    partition = TopicPartition(TOPIC, 0)
+    removals = DelayedFileRemoval()
+    opening = LogLoader(SystemFiles(), str(directory), partition, settings, removals=removals, now_ms=NOW_MS)
+    log = opening.open()
     chance = random.Random(1)
     # Half of it repeats, so that codecs can compress.
     text = b"".join(chance.randbytes(16) + b"0123456789abcdef" for _ in range(1 << 15))

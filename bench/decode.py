@@ -32,14 +32,14 @@ def measure(value_bytes: int, records: int, rounds: int) -> None:
     from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
     from tidemill.records.arrow import to_record_batch
     from tidemill.records.batch import parse_batch
-    from tidemill.records.batch_validation import Limits, validate
+    from tidemill.records.batch_validation import RecordLimits, validate
     from tidemill.records.builder import BatchBuilder
     from tidemill.records.columns import decode_columns
 
     pa.set_cpu_count(1)
     unpack = partial(decode_columns, unpacked_bytes_max=UNPACKED_BYTES_MAX)
     batch_records = max(1, 16_384 // value_bytes)
-    limits = Limits(UNPACKED_BYTES_MAX, timestamp_after_ms=(1 << 63) - 1)
+    limits = RecordLimits(UNPACKED_BYTES_MAX, timestamp_after_ms=(1 << 63) - 1)
     print("compiled" if _build_mode.compiled else f"plain ({_build_mode.reason})")
     for name, key, headers, codec in (
         ("value only", None, None, 0),

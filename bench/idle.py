@@ -135,7 +135,7 @@ class Leader:
         from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
         from tidemill.net.deadlines import Deadlines
         from tidemill.net.memory_pool import UNBOUNDED, MemoryPool
-        from tidemill.records.batch_validation import Limits
+        from tidemill.records.batch_validation import RecordLimits
         from tidemill.replication.hosted_topics import TopicEntry, TopicTable
         from tidemill.replication.partition import Partition, PartitionEvents
 
@@ -153,7 +153,9 @@ class Leader:
             entry = TopicEntry(name, topic_id, False)
             for index in range(count):
                 log = self.logs.create(TopicPartition(name, index), topic_id, LogConfig(), NOW_MS)
-                partition = Partition(name, index, log, Limits(UNPACKED_BYTES_MAX), NODE, IgnoredEvents())
+                partition = Partition(
+                    name, index, log, RecordLimits(UNPACKED_BYTES_MAX), NODE, IgnoredEvents()
+                )
                 partition.apply_state(NODE, 0, replicas, replicas, partition_epoch=0, now_ms=NOW_MS)
                 entry.partitions.append(partition)
             topics.put(entry)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tidemill.records.batch import (
+    NO_COMPRESSION,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     NO_TIMESTAMP,
-    NONE,
     Batch,
     parse_batch,
 )
@@ -25,7 +25,7 @@ OldRecord = tuple[int, bytes | None, bytes | None]
 
 def build_batch(
     records: Iterable[RecordFields],
-    codec: int = NONE,
+    codec: int = NO_COMPRESSION,
     level: int | None = None,
     producer_id: int = NO_PRODUCER_ID,
     producer_epoch: int = NO_PRODUCER_EPOCH,
@@ -44,7 +44,7 @@ def build_batch(
 def build_message_set(
     magic: int,
     records: Iterable[OldRecord],
-    codec: int = NONE,
+    codec: int = NO_COMPRESSION,
     level: int | None = None,
     base_offset: int = 0,
     append_time_ms: int = NO_TIMESTAMP,
@@ -55,8 +55,8 @@ def build_message_set(
     the broker's (v1). Raises ValueError when there is no record and for another format, InvalidRecord for
     zstd.
     """
-    writer = MessageSetWriter(magic, append_time_ms != NO_TIMESTAMP and codec == NONE)
-    offset = 0 if codec != NONE and magic > 0 else base_offset
+    writer = MessageSetWriter(magic, append_time_ms != NO_TIMESTAMP and codec == NO_COMPRESSION)
+    offset = 0 if codec != NO_COMPRESSION and magic > 0 else base_offset
     for time_ms, key, value in records:
         timestamp = append_time_ms if writer.append_time else time_ms
         both = (key or b"") + (value or b"")
@@ -74,7 +74,7 @@ def build_message_set(
     if writer.count == 0:
         raise ValueError("a message set without records cannot be built")
     inside = writer.getvalue()
-    if codec == NONE:
+    if codec == NO_COMPRESSION:
         return inside
     last = base_offset + writer.count - 1
     return wrap(magic, codec, inside, last, writer.max_timestamp, append_time_ms, level)

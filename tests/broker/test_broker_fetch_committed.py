@@ -160,7 +160,7 @@ def test_any_replica_returns_its_log_end_and_epoch_to_a_debugging_replica_id(ben
         with pytest.raises(KafkaError) as refused:
             look_up(partition, wanted, ListOffsetsRequest(replica_id=replica_id, isolation_level=0), 9, None)
         assert refused.value.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
-    partition.fail("the disk is gone")
+    partition.mark_offline("the disk is gone")
     with pytest.raises(KafkaError) as offline:
         look_up(partition, wanted, ListOffsetsRequest(replica_id=-2, isolation_level=0), 9, None)
     assert offline.value.code == ErrorCode.KAFKA_STORAGE_ERROR

@@ -82,7 +82,7 @@ def test_zstd_requires_version_10(bench: Bench, version: int) -> None:
     client = bench.client()
     client.append(b"a")
     client.append(b"b", index=1)
-    bench.partition("t", 1).storage = TopicMessageFormat(codec=ZSTD)
+    bench.partition("t", 1).message_format = TopicMessageFormat(codec=ZSTD)
     found = parts_of(client.ask(FETCH, version, fetch_request(version, {("t", 0): 0, ("t", 1): 0})))
     refused = ErrorCode.UNSUPPORTED_COMPRESSION_TYPE if version < 10 else 0
     assert [part.error_code for part in found.values()] == [0, refused]
@@ -437,7 +437,7 @@ def test_a_storage_error_completes_delayed_fetches(bench: Bench, version: int, c
     reader = bench.client()
     reader.fetch(version, {("t", 0): 0}, max_wait_ms=LONG_MS)
     waits(bench)
-    bench.partition().fail("the disk is gone")
+    bench.partition().mark_offline("the disk is gone")
     assert parts_of(reader.fetched(version))["t", 0].error_code == code
 
 

@@ -14,7 +14,7 @@ from paths_bench import Bench, bench_in
 
 from tidemill.broker.down_conversion import DownRange
 from tidemill.broker.handler_dispatch import HandlerDispatch
-from tidemill.log.log_segment import Slice
+from tidemill.log.log_segment import LogRange
 from tidemill.model.errors import ErrorCode
 from tidemill.model.system_interfaces import File
 from tidemill.net.send_queue import FileRange
@@ -55,9 +55,9 @@ def test_a_disk_error_during_sendfile_takes_the_directory_offline(bench: Bench, 
     log.active._file = BrokenFile(log.active.path, number, True)
     client.fetch(11, {("t", 0): 0})
     bench.until(client.is_closed)
-    bench.until(lambda: bool(bench.partition().failed))
-    assert os.strerror(number) in bench.logs.dirs.all[0].failure
-    assert log.active.path in bench.logs.dirs.all[0].failure
+    bench.until(lambda: bench.partition().is_offline)
+    assert os.strerror(number) in bench.logs.dirs.all[0].offline_reason
+    assert log.active.path in bench.logs.dirs.all[0].offline_reason
     assert log.closed
 
 
@@ -71,7 +71,7 @@ def test_a_socket_error_does_not_take_the_directory_offline(bench: Bench, number
     client.fetch(11, {("t", 0): 0})
     bench.turn(0.05)
     log.active._file = file
-    assert not bench.partition().failed
+    assert not bench.partition().is_offline
 
 
 def test_a_disk_error_does_not_affect_a_recreated_partition(bench: Bench) -> None:
@@ -83,7 +83,7 @@ def test_a_disk_error_does_not_affect_a_recreated_partition(bench: Bench) -> Non
     client.fetch(11, {("t", 0): 0})
     bench.until(client.is_closed)
     log.active._file = file
-    assert not bench.partition().failed
+    assert not bench.partition().is_offline
 
 
 def test_a_disk_error_during_read_ahead_takes_the_directory_offline(bench: Bench) -> None:
@@ -94,7 +94,7 @@ def test_a_disk_error_during_read_ahead_takes_the_directory_offline(bench: Bench
     dispatch: Any = SimpleNamespace(loop=bench.loop, readers=bench.pool)
     HandlerDispatch.read_ahead(dispatch, client.connection, part, 100)
     bench.until(client.is_closed)
-    bench.until(lambda: bool(bench.partition().failed))
+    bench.until(lambda: bench.partition().is_offline)
 
 
 def test_a_disk_error_before_the_conversion_is_returned(bench: Bench) -> None:
@@ -105,15 +105,15 @@ def test_a_disk_error_before_the_conversion_is_returned(bench: Bench) -> None:
     client.fetch(3, {("t", 0): 0})
     (topic,) = client.fetched(3).responses
     assert topic.partitions[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER  # the other one is unknown yet
-    bench.until(lambda: bool(bench.partition().failed))
-    assert log.active.path in bench.logs.dirs.all[0].failure
+    bench.until(lambda: bench.partition().is_offline)
+    assert log.active.path in bench.logs.dirs.all[0].offline_reason
 
 
 def test_a_disk_error_during_a_streamed_conversion_takes_the_directory_offline(bench: Bench) -> None:
     client = bench.client()
     client.append(b"a")
     log = bench.partition().log
-    found = Slice(BrokenFile(log.active.path, errno.EIO, True), 0, 100, False)
+    found = LogRange(BrokenFile(log.active.path, errno.EIO, True), 0, 100, False)
     made = DownRange(bench.conversions, found, 1, 0, bench.partition())
     made.count = 100
     dispatch: Any = SimpleNamespace(loop=bench.loop, readers=bench.pool)
@@ -121,4 +121,4 @@ def test_a_disk_error_during_a_streamed_conversion_takes_the_directory_offline(b
         dispatch, client.connection, FileRange(made, 0, 100, True, bench.partition()), 100
     )
     bench.until(client.is_closed)
-    bench.until(lambda: bool(bench.partition().failed))
+    bench.until(lambda: bench.partition().is_offline)

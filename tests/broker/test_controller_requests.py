@@ -536,7 +536,7 @@ def test_the_log_of_a_former_topic_is_set_aside_for_the_recreated_one(
         await stage.lead("t", SECOND, 0, leader=leader, leader_epoch=leader_epoch)
         partition = broker.replica_manager.find("t", 0)
         assert partition is not None
-        assert not partition.failed
+        assert not partition.is_offline
         assert partition.log.topic_id == SECOND
         assert partition.log is broker.log_manager.get(TopicPartition("t", 0))
         names = sorted(broker.log_manager.files.list("/d"))
@@ -592,7 +592,7 @@ def test_a_recreated_topic_serves_no_records_of_a_directory_of_the_former_one(
         (former,) = [name for name in files.list("/d") if name.endswith("-stray" if is_first else "t-0")]
         assert read_partition_metadata(files, f"/d/{former}/partition.metadata") == FIRST
         if not is_first:
-            assert "holds a topic of this name with another id" in partition.failed
+            assert "holds a topic of this name with another id" in partition.offline_reason
 
     run_stage(story)
     (told,) = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]

@@ -6,6 +6,7 @@ import marshal
 
 import pytest
 
+from default_limits import RecordLimits
 from record_builders import build_batch, build_message_set
 from tidemill.broker.conversion_jobs import (
     JOBS,
@@ -19,8 +20,7 @@ from tidemill.broker.conversion_jobs import (
     result_of,
 )
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
-from tidemill.records.batch import GZIP, NONE, ZSTD, Batch
-from tidemill.records.batch_validation import Limits
+from tidemill.records.batch import GZIP, NO_COMPRESSION, ZSTD, Batch
 from tidemill.records.format_conversion import KEEP_CODEC
 from tidemill.records.message_set import MessageSet
 
@@ -64,8 +64,8 @@ def test_a_down_conversion(magic: int, first_offset: int, bytes_max: int, unpack
     ("sent", "magic", "codec", "level"),
     [
         (SENT, 0, KEEP_CODEC, None),
-        (SENT, 0, NONE, None),
-        (SENT, 1, NONE, None),
+        (SENT, 0, NO_COMPRESSION, None),
+        (SENT, 1, NO_COMPRESSION, None),
         (SENT, 1, GZIP, 9),
         (SENT, 2, ZSTD, 3),
         (build_batch([(NOW, None, b"v", [])]), 2, GZIP, 1),
@@ -76,7 +76,7 @@ def test_a_down_conversion(magic: int, first_offset: int, bytes_max: int, unpack
 def test_a_conversion_for_storage(
     sent: bytes, magic: int, codec: int, level: int | None, append_time: bool
 ) -> None:
-    job = StorageConversionJob(sent, magic, codec, Limits(), NOW, append_time, level)
+    job = StorageConversionJob(sent, magic, codec, RecordLimits(), NOW, append_time, level)
     made, own = in_process(job), job.run()
     assert type(made) is type(own)
     if isinstance(made, Batch):
@@ -107,15 +107,15 @@ def test_the_placement_of_a_wrapper() -> None:
 @pytest.mark.parametrize(
     ("limits", "code"),
     [
-        (Limits(max_batch_bytes=30), ErrorCode.MESSAGE_TOO_LARGE),
-        (Limits(unpacked_bytes_max=10), ErrorCode.INVALID_RECORD),
-        (Limits(key_required=True), ErrorCode.INVALID_RECORD),
-        (Limits(timestamp_before_ms=9), ErrorCode.INVALID_TIMESTAMP),
-        (Limits(timestamp_before_ms=9, check_timestamps=False), None),
-        (Limits(timestamp_before_ms=10), None),
+        (RecordLimits(max_batch_bytes=30), ErrorCode.MESSAGE_TOO_LARGE),
+        (RecordLimits(unpacked_bytes_max=10), ErrorCode.INVALID_RECORD),
+        (RecordLimits(key_required=True), ErrorCode.INVALID_RECORD),
+        (RecordLimits(timestamp_before_ms=9), ErrorCode.INVALID_TIMESTAMP),
+        (RecordLimits(timestamp_before_ms=9, check_timestamps=False), None),
+        (RecordLimits(timestamp_before_ms=10), None),
     ],
 )
-def test_each_limit_of_a_topic_applies_in_the_process(limits: Limits, code: ErrorCode | None) -> None:
+def test_each_limit_of_a_topic_applies_in_the_process(limits: RecordLimits, code: ErrorCode | None) -> None:
     job = StorageConversionJob(SENT, 2, KEEP_CODEC, limits, NOW + 10, False, None)
     if code is None:
         assert in_process(job).record_count == 2
@@ -131,7 +131,7 @@ def test_each_limit_of_a_topic_applies_in_the_process(limits: Limits, code: Erro
 
 
 def test_the_future_limit_applies_in_the_process() -> None:
-    job = StorageConversionJob(SENT, 2, KEEP_CODEC, Limits(timestamp_after_ms=0), NOW, False, None)
+    job = StorageConversionJob(SENT, 2, KEEP_CODEC, RecordLimits(timestamp_after_ms=0), NOW, False, None)
     with pytest.raises(InvalidRecord) as caught:
         in_process(job)
     assert [index for index, _ in caught.value.record_errors] == [1]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from default_limits import down
+from default_limits import RecordLimits, down
 from record_builders import build_batch, build_message_set
 from tidemill.broker import conversion_jobs, conversion_workers
 from tidemill.broker.conversion_jobs import (
@@ -25,8 +25,7 @@ from tidemill.broker.conversion_jobs import (
 from tidemill.broker.conversion_process import WINDOW_BYTES
 from tidemill.broker.conversion_workers import Budget, ConversionWorkers, Process
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
-from tidemill.records.batch import GZIP, NONE, ZSTD
-from tidemill.records.batch_validation import Limits
+from tidemill.records.batch import GZIP, NO_COMPRESSION, ZSTD
 from tidemill.records.format_conversion import KEEP_CODEC, Converted
 
 ENOUGH = 1 << 30
@@ -90,7 +89,7 @@ def test_a_process_returns_the_result_of_the_function(conversions: ConversionWor
 def test_data_larger_than_the_window_is_converted(conversions: ConversionWorkers) -> None:
     sizes = []
     for count, records in ((300, 50), (3, 50), (1, 8500), (3, 50)):
-        data = batches(count, records, NONE)
+        data = batches(count, records, NO_COMPRESSION)
         made = expected(data)
         assert ask(conversions, data) == made
         sizes.append((len(data) > WINDOW_BYTES, len(made[0]) > WINDOW_BYTES))
@@ -114,12 +113,12 @@ def test_a_lack_of_memory_for_the_window_fails_the_job(
 
 def test_errors_of_records_are_raised_by_the_call(conversions: ConversionWorkers) -> None:
     sent = build_message_set(1, [(1, b"k", b"v"), (2, None, b"v"), (3, None, b"v")], GZIP)
-    keyed = StorageConversionJob(sent, 2, KEEP_CODEC, Limits(key_required=True), 0, False, None)
+    keyed = StorageConversionJob(sent, 2, KEEP_CODEC, RecordLimits(key_required=True), 0, False, None)
     with pytest.raises(InvalidRecord) as told:
         conversions.call(keyed)
     assert [index for index, _ in told.value.record_errors] == [1, 2]
     with pytest.raises(KafkaError) as refused:
-        conversions.call(StorageConversionJob(sent, 0, ZSTD, Limits(), 0, False, None))
+        conversions.call(StorageConversionJob(sent, 0, ZSTD, RecordLimits(), 0, False, None))
     assert refused.value.code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
     assert conversions.started == 1
 

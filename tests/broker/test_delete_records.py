@@ -246,7 +246,7 @@ def test_a_deletion_below_min_insync_replicas_is_not_acknowledged(
 ) -> None:
     """The missing replica is eligible: if it became the leader, the records would exist again."""
     partition = stage.bench.partition("t", 0)
-    partition.set_min_insync(2, 0)
+    partition.set_min_insync_replicas(2, 0)
     partition.apply_state(NODE, 1, REPLICAS, (NODE,), partition_epoch=1, now_ms=0)
     partition.high_watermark = 6
     living = {NODE}
@@ -255,7 +255,7 @@ def test_a_deletion_below_min_insync_replicas_is_not_acknowledged(
     task = delete(stage.bench, 4)
     assert is_waiting(stage.bench, task)
     if is_minimum_lowered:
-        partition.set_min_insync(1, 0)
+        partition.set_min_insync_replicas(1, 0)
     else:
         living.add(FOLLOWER)
         partition.fetched_by(FOLLOWER, 6, 4, 0)
@@ -337,7 +337,7 @@ def test_a_log_start_advanced_by_retention_is_reported_once_it_is_stored(stage: 
     partition = stage.partitions[0]
     partition.log.flush(0)
     managed.manager.reconfigure("t", LogConfig(retention_ms=0))
-    retention = stage.bench.loop.create_task(managed.manager.retain())
+    retention = stage.bench.loop.create_task(managed.manager.cleanup_logs())
     stage.bench.until(lambda: partition.log.start_offset == 6)
     task = delete(stage.bench, 4)
     assert is_waiting(stage.bench, task), "it would start at 0 again after a power cut"
@@ -358,7 +358,7 @@ def test_a_log_start_that_a_killed_process_did_not_store_is_reported_once_it_is_
     follow(stage)
     log = stage.partitions[0].log
     log.flush(0)
-    log.remove_segments(1, 0)
+    log.delete_old_segments(1, 0)
     stage.run(stage.following.stop)
     files.kill()
     managed = Managed(stage.bench.loop, files, disk)

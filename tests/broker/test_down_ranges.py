@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from default_limits import EntryCursor, Limits, down
+from default_limits import EntryCursor, RecordLimits, down
 from record_builders import build_batch, build_message_set
 from tidemill.broker import down_conversion
 from tidemill.broker.conversion_workers import ConversionWorkers
 from tidemill.broker.down_conversion import INLINE_BYTES, PIECE_BYTES, DownRange, unpacked_bound
 from tidemill.log.batch_scan import BatchScan
-from tidemill.log.log_segment import Slice
+from tidemill.log.log_segment import LogRange
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.records.batch import GZIP, LZ4, NONE, RECORDS
+from tidemill.records.batch import GZIP, LZ4, NO_COMPRESSION, RECORDS
 from tidemill.records.compression import unpacked_bytes_bound
 from tidemill.records.legacy_formats import parse_entry
 
@@ -39,7 +39,7 @@ class Replica:
 
     def __init__(self) -> None:
         self.fetch_conversions = 0
-        self.limits = Limits()
+        self.limits = RecordLimits()
         self.log = SimpleNamespace(config=SimpleNamespace(message_downconversion_enable=True))
 
 
@@ -53,13 +53,13 @@ class Stage:
         self.size = path.stat().st_size
         self.partition: Any = Replica()
 
-    def found(self, offset: int, stored_max: int) -> Slice:
+    def found(self, offset: int, stored_max: int) -> LogRange:
         """What a fetch finds of the log."""
         scan = BatchScan(self.file, 0, self.size)
         while scan.step() and scan.last_offset < offset:
             pass
         position = int(scan.position)
-        return Slice(self.file, position, min(stored_max, self.size - position), False)
+        return LogRange(self.file, position, min(stored_max, self.size - position), False)
 
     def range(self, offset: int, stored_max: int) -> DownRange:
         return DownRange(self.conversions, self.found(offset, stored_max), MAGIC, offset, self.partition)
@@ -114,7 +114,9 @@ def converted(log: list[bytes]) -> Found:
     return read_whole(down(data, 0, len(data), MAGIC, 0, 1 << 30).data, 0)
 
 
-@pytest.mark.parametrize(("codec", "records"), [(NONE, 700), (NONE, 1), (GZIP, 700), (LZ4, 300)])
+@pytest.mark.parametrize(
+    ("codec", "records"), [(NO_COMPRESSION, 700), (NO_COMPRESSION, 1), (GZIP, 700), (LZ4, 300)]
+)
 def test_successive_responses_have_every_record_once(
     conversions: ConversionWorkers, tmp_path: Path, codec: int, records: int
 ) -> None:
@@ -131,7 +133,7 @@ def test_successive_responses_have_every_record_once(
 
 
 def test_a_reply_converts_no_more_than_it_sends(conversions: ConversionWorkers, tmp_path: Path) -> None:
-    log = batches(40, 700, NONE)
+    log = batches(40, 700, NO_COMPRESSION)
     stage = Stage(conversions, tmp_path / "log", log)
     reply = stage.reply(0, 1_200_000)
     assert len(reply) == 1_200_000
@@ -140,7 +142,7 @@ def test_a_reply_converts_no_more_than_it_sends(conversions: ConversionWorkers, 
     assert sent <= stage.partition.fetch_conversions <= sent + 1
 
 
-@pytest.mark.parametrize("codec", [NONE, GZIP])
+@pytest.mark.parametrize("codec", [NO_COMPRESSION, GZIP])
 @pytest.mark.parametrize("stored_max", [1, 17, 100, 3000])
 def test_a_first_batch_above_the_clients_limit_is_converted_as_a_whole(
     conversions: ConversionWorkers, tmp_path: Path, codec: int, stored_max: int
@@ -155,7 +157,7 @@ def test_a_batch_behind_messages_in_a_known_format_is_converted(
     conversions: ConversionWorkers, tmp_path: Path
 ) -> None:
     old = build_message_set(MAGIC, [(1000, None, b"old")])
-    new = build_batch([(1001, None, b"new", None)], NONE, base_offset=1)
+    new = build_batch([(1001, None, b"new", None)], NO_COMPRESSION, base_offset=1)
     stage = Stage(conversions, tmp_path / "log", [old, new])
     assert read_whole(stage.reply(0, 1 << 20), 0) == [(0, None, b"old"), (1, None, b"new")]
 
@@ -173,7 +175,7 @@ def test_converted_messages_are_counted_for_their_partition(
 def test_a_topic_with_down_conversion_disabled_is_refused(
     conversions: ConversionWorkers, tmp_path: Path
 ) -> None:
-    stage = Stage(conversions, tmp_path / "log", batches(1, 700, NONE))
+    stage = Stage(conversions, tmp_path / "log", batches(1, 700, NO_COMPRESSION))
     stage.partition.log.config.message_downconversion_enable = False
     with pytest.raises(KafkaError) as told:
         stage.range(0, 300_000).begin(PIECE_BYTES)
@@ -182,7 +184,7 @@ def test_a_topic_with_down_conversion_disabled_is_refused(
 
 def test_a_wrapper_without_room_is_returned_next_from_its_first_message() -> None:
     rows = [(-1, None, b"%d" % number) for number in range(4)]
-    stored = build_batch([(1, None, b"a", None)], NONE, base_offset=0) + build_message_set(
+    stored = build_batch([(1, None, b"a", None)], NO_COMPRESSION, base_offset=0) + build_message_set(
         0, rows, GZIP, base_offset=1
     )
     made = down(stored, 0, len(stored), 0, 0, 40)
@@ -192,13 +194,13 @@ def test_a_wrapper_without_room_is_returned_next_from_its_first_message() -> Non
     assert [offset for offset, _, _ in read_whole(rest.data, 1)] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("codec", [NONE, GZIP, LZ4])
+@pytest.mark.parametrize("codec", [NO_COMPRESSION, GZIP, LZ4])
 def test_the_size_bound_of_a_batch_is_its_largest_unpacked_size(
     monkeypatch: pytest.MonkeyPatch, codec: int
 ) -> None:
     monkeypatch.setattr(down_conversion, "INLINE_BYTES", 1 << 30)
     one = build_batch([(1, b"k", b"v" * 50, None)] * 9, codec)
-    packed = 0 if codec == NONE else int(unpacked_bytes_bound(codec, one, RECORDS, len(one)))
+    packed = 0 if codec == NO_COMPRESSION else int(unpacked_bytes_bound(codec, one, RECORDS, len(one)))
     for count in (1, 2):
         data = one * count
         assert unpacked_bound(data) == count * (len(one) + packed)
@@ -207,7 +209,7 @@ def test_the_size_bound_of_a_batch_is_its_largest_unpacked_size(
     assert unpacked_bound(b"") == unpacked_bound(one[: RECORDS - 1]) == 0
 
 
-@pytest.mark.parametrize(("codec", "factor"), [(NONE, 0), (GZIP, 1032), (LZ4, 255)])
+@pytest.mark.parametrize(("codec", "factor"), [(NO_COMPRESSION, 0), (GZIP, 1032), (LZ4, 255)])
 @pytest.mark.parametrize("magic", [0, 1])
 def test_the_size_bound_of_a_wrapper_depends_on_its_codec(magic: int, codec: int, factor: int) -> None:
     data = build_message_set(magic, [(1, b"k", b"v" * 100)], codec)

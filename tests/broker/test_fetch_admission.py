@@ -58,7 +58,7 @@ def lead_elsewhere(sent: Sent) -> None:
 
 
 def store_with_zstd(sent: Sent) -> None:
-    sent.bench.partition().storage = TopicMessageFormat(codec=ZSTD)
+    sent.bench.partition().message_format = TopicMessageFormat(codec=ZSTD)
 
 
 WRONG: list[Callable[[Sent], None]] = [name_no_partition, lead_elsewhere, store_with_zstd]
@@ -125,7 +125,7 @@ def test_the_leader_check_includes_the_leader_epoch(sent: Sent, leader_epoch: in
 
 def test_a_failed_log_precedes_the_leader(sent: Sent) -> None:
     lead_elsewhere(sent)
-    sent.bench.partition().failed = "its disk failed"
+    sent.bench.partition().is_offline = "its disk failed"
     assert sent.code() == ErrorCode.KAFKA_STORAGE_ERROR
 
 

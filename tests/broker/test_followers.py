@@ -300,7 +300,7 @@ def test_committed_records_are_readable_while_a_new_leader_is_below_min_insync(
     for value in (b"a", b"b"):
         partition.append(built(value), 1, 0)
     partition.high_watermark = 1  # the high watermark that it had as a follower
-    partition.set_min_insync(2, 0)
+    partition.set_min_insync_replicas(2, 0)
     partition.apply_state(NODE, 4, (NODE, FOLLOWER), (NODE,), partition_epoch=1, now_ms=0)
     reader = bench.client()
     part = parts_of(reader.ask(FETCH, version, fetch_request(version, {("t", 0): 0})))["t", 0]

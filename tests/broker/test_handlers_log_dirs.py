@@ -33,16 +33,16 @@ def described(broker: Any) -> list[Any]:
 
 
 def test_a_partition_with_an_unavailable_log_is_in_no_directory() -> None:
-    def partition(index: int, failed: str) -> Any:
+    def partition(index: int, is_offline: bool) -> Any:
         log = SimpleNamespace(size_bytes=10, end_offset=5)
-        return SimpleNamespace(topic="t", index=index, log=log, high_watermark=5, failed=failed)
+        return SimpleNamespace(topic="t", index=index, log=log, high_watermark=5, is_offline=is_offline)
 
     there = data_directory("/there")
     broker: Any = SimpleNamespace(
         files=GoneFiles(),
-        replica_manager=SimpleNamespace(all=lambda: [partition(0, ""), partition(1, "no room to make it")]),
+        replica_manager=SimpleNamespace(all=lambda: [partition(0, False), partition(1, True)]),
         log_manager=SimpleNamespace(
-            dirs=SimpleNamespace(all=[there], working=[there], directory_of=lambda log: there)
+            dirs=SimpleNamespace(all=[there], online=[there], directory_of=lambda log: there)
         ),
     )
     (result,) = described(broker)
@@ -64,13 +64,13 @@ class GoneFiles:
 
 def test_a_directory_on_a_missing_disk_does_not_hide_the_others() -> None:
     failed = data_directory("/failed")
-    failed.failure = "the disk broke"
+    failed.offline_reason = "the disk broke"
     directories = [data_directory("/gone"), failed, data_directory("/there")]
     broker: Any = SimpleNamespace(
         files=GoneFiles(),
         replica_manager=SimpleNamespace(all=list),
         log_manager=SimpleNamespace(
-            dirs=SimpleNamespace(all=directories, working=[directories[0], directories[2]])
+            dirs=SimpleNamespace(all=directories, online=[directories[0], directories[2]])
         ),
     )
     gone, broken, there = described(broker)

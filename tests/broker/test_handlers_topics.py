@@ -237,7 +237,7 @@ def test_a_partition_with_a_failed_log_has_no_leader_and_an_offline_replica(tmp_
             known = broker.metadata_cache.topic("t")
             assert known is not None
             entry = TopicEntry("t", known.topic_id, False)
-            states: list[Any] = [SimpleNamespace(index=at, failed="it broke" * (at == 1)) for at in range(3)]
+            states: list[Any] = [SimpleNamespace(index=at, is_offline=at == 1) for at in range(3)]
             entry.partitions.extend(states)
             broker.replica_manager.topics.put(entry)
             (topic,) = (await broker.ask(metadata_of("t"), 12)).topics

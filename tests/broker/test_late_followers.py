@@ -142,11 +142,11 @@ def test_a_new_follower_that_cannot_be_created_is_reported(
         assert stage.broker.metadata_cache.topics.keys() == {"t"}
         led, failing, follows = (stage.broker.replica_manager.find("t", index) for index in range(3))
         assert led is not None
-        assert not led.failed
+        assert not led.is_offline
         assert failing is not None
-        assert failing.failed
+        assert failing.is_offline
         assert follows is not None
-        assert not follows.failed
+        assert not follows.is_offline
 
     run_stage(story)
 

@@ -28,11 +28,11 @@ from tidemill.broker.log_cleaner import PROCESS_EXITS_MAX, LogCleaner
 from tidemill.log.clean_batch import BatchCleaner
 from tidemill.log.cleaner import Cleaner
 from tidemill.log.cleaner_messages import DAMAGED, CleanCounts, CleanedGroup, CleanJob, Failure
-from tidemill.log.future_log import FutureLog, begin_move, interrupted_moves
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
+from tidemill.log.log_dir_move import LogDirMove, begin_move, interrupted_moves
 from tidemill.log.log_manager import LogManager
-from tidemill.log.log_segment import Slice
+from tidemill.log.log_segment import LogRange
 from tidemill.log.offset_checkpoint import write_checkpoints
 from tidemill.log.offset_map import OffsetMap
 from tidemill.log.system_files import SystemFiles
@@ -217,8 +217,8 @@ def test_a_deleted_key_stays_deleted_after_an_interrupted_move(tmp_path: Path, i
         log.flush(NOW)
 
     def copy(pieces: int) -> None:
-        while pieces and (piece := move.next_slice(1 << 20, NOW)) is not None:
-            move.copy_slice(piece, NOW)
+        while pieces and (piece := move.next_range(1 << 20, NOW)) is not None:
+            move.copy_range(piece, NOW)
             pieces -= 1
 
     write(b"deleted", b"x")
@@ -271,8 +271,8 @@ def test_a_deleted_key_stays_deleted_after_a_move_from_an_offline_directory(tmp_
     target = next(str(path) for path in paths if not log.directory.startswith(str(path)))
     move = begin_move(stage.logs, log.topic_partition, target, NOW)
     assert move is not None
-    while (piece := move.next_slice(1 << 20, NOW)) is not None:
-        move.copy_slice(piece, NOW)
+    while (piece := move.next_range(1 << 20, NOW)) is not None:
+        move.copy_range(piece, NOW)
     stage.logs.dirs.fail_directory(target, "the disk is gone")
     write(b"deleted", None)
     for _ in range(3):
@@ -283,8 +283,8 @@ def test_a_deleted_key_stays_deleted_after_a_move_from_an_offline_directory(tmp_
     stage.close()
     again = Stage(paths[0], None, paths[1])
     (move,) = interrupted_moves(again.logs)
-    while (piece := move.next_slice(1 << 20, NOW)) is not None:
-        move.copy_slice(piece, NOW)
+    while (piece := move.next_range(1 << 20, NOW)) is not None:
+        move.copy_range(piece, NOW)
     move.replace_current(NOW, False)
     assert keys_of(again.logs.logs[log.topic_partition]) == {b"stays", b"kept"}
     again.close()
@@ -296,14 +296,14 @@ def test_a_deleted_key_stays_deleted_after_a_concurrent_move(
 ) -> None:
     """``is_chosen``: the move begins between the selection of the log and its cleaning."""
     cleaned = threading.Event()
-    store = FutureLog.copy_slice
+    store = LogDirMove.copy_range
 
-    def store_slowly(move: FutureLog, piece: Slice, now_ms: int) -> int:
+    def store_slowly(move: LogDirMove, piece: LogRange, now_ms: int) -> int:
         size = store(move, piece, now_ms)
         cleaned.wait(20)
         return size
 
-    monkeypatch.setattr(FutureLog, "copy_slice", store_slowly)
+    monkeypatch.setattr(LogDirMove, "copy_range", store_slowly)
     paths = tmp_path / "a", tmp_path / "b"
     for path in paths:
         path.mkdir()
@@ -659,9 +659,9 @@ def test_retention_skips_a_log_during_its_cleaning(stage: Stage) -> None:
     log.advance_start(20)
     log.cleaning = True
     ends = {log.topic_partition: int(log.end_offset)}
-    assert stage.logs.retain(NOW, ends) == {}
+    assert stage.logs.cleanup_logs(NOW, ends) == {}
     log.cleaning = False
-    stage.logs.retain(NOW, ends)
+    stage.logs.cleanup_logs(NOW, ends)
     assert log.segments[0].base_offset == 20
 
 

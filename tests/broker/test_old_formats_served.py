@@ -19,7 +19,7 @@ from default_limits import EntryCursor
 from record_builders import build_batch, build_message_set
 from tidemill.broker.down_conversion import SOURCE_BYTES
 from tidemill.model.errors import ErrorCode
-from tidemill.records.batch import GZIP, LZ4, NONE, SNAPPY, ZSTD
+from tidemill.records.batch import GZIP, LZ4, NO_COMPRESSION, SNAPPY, ZSTD
 from tidemill.records.legacy_formats import parse_entry
 from tidemill.records.message_set import wrap
 from tidemill.testing import Broker
@@ -108,7 +108,7 @@ def records(first: int, count: int, size: int = 100) -> list[tuple[int, bytes, b
     return [(1000 + n, b"%d" % n, noise.randbytes(size)) for n in range(first, first + count)]
 
 
-def batch(first: int, count: int, codec: int = NONE, size: int = 100) -> bytes:
+def batch(first: int, count: int, codec: int = NO_COMPRESSION, size: int = 100) -> bytes:
     return build_batch([(*one, [("h", b"1")]) for one in records(first, count, size)], codec)
 
 
@@ -145,7 +145,7 @@ def test_only_the_first_partition_with_records_has_a_whole_first_message(broker:
 
 
 @pytest.mark.parametrize("version", OLD)
-@pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, LZ4])
+@pytest.mark.parametrize("codec", [NO_COMPRESSION, GZIP, SNAPPY, LZ4])
 def test_a_batch_larger_than_the_limit_is_converted_whole(
     broker: Broker, topic: str, version: int, codec: int
 ) -> None:
@@ -168,7 +168,7 @@ def test_a_response_has_the_announced_size(
     written = [said(first, count, 500) for first in range(0, batches * count, count)]
     for messages in written:
         fields = [(1000, key, value, [("h", bytes(header_bytes))]) for _, key, value in messages]
-        assert produce(broker, topic, build_batch(fields, NONE), 8).error_code == 0
+        assert produce(broker, topic, build_batch(fields, NO_COMPRESSION), 8).error_code == 0
     part = fetch(broker, version, topic, 0)
     found, rest = read_whole(part.records)
     expected = [one for messages in written for one in messages]
@@ -334,7 +334,7 @@ def test_other_requests_are_handled_during_conversions(broker: Broker, topic: st
 def test_a_slow_consumer_takes_little_memory(broker: Broker, topic: str) -> None:
     make_topic(broker, topic)
     for number in range(40):
-        assert produce(broker, topic, batch(0, 900, NONE, 1000), 8).error_code == 0, number
+        assert produce(broker, topic, batch(0, 900, NO_COMPRESSION, 1000), 8).error_code == 0, number
     with under_attack(broker, GROWTH_MB_MAX):
         peers = [Peer(broker, 60) for _ in range(8)]
         for peer in peers:

@@ -23,11 +23,11 @@ from tidemill.broker.produce_admission import (
 from tidemill.broker.produce_codec import Appended, PartitionRecords, ProduceRequest
 from tidemill.broker.produce_conversion import REQUESTS_MAX, ProduceConversion
 from tidemill.broker.produce_handler import AdmittedRequest
-from tidemill.records.batch import GZIP, NONE
+from tidemill.records.batch import GZIP, NO_COMPRESSION
 from tidemill.records.format_conversion import for_storage
 
 LARGE = build_message_set(0, [(0, None, b"x" * (WRAPPER_BYTES_MAX + 1))], GZIP)
-SMALL = build_message_set(0, [(0, None, b"small")], NONE)
+SMALL = build_message_set(0, [(0, None, b"small")], NO_COMPRESSION)
 PARTITIONS = 6
 
 
@@ -91,7 +91,7 @@ class Stage:
     def converted(self, data: bytes) -> PartitionAppend:
         """Converted records of the first partition."""
         partition = self.bench.partition()
-        stored = for_storage(data, 0, len(data), 0, NONE, partition.limits, NOW, False)
+        stored = for_storage(data, 0, len(data), 0, NO_COMPRESSION, partition.validation_limits, NOW, False)
         return append_of_stored(PartitionRecords(b"t", 0, 0, len(data)), partition, data, stored)
 
     def request(self, *partitions: PartitionAppend) -> AdmittedRequest:

@@ -79,10 +79,10 @@ class Network:
         return self.peers[broker]
 
 
-def partition(epoch: int, end: int, *, failed: bool = False) -> Any:
+def partition(epoch: int, end: int, *, is_offline: bool = False) -> Any:
     """A replica of this broker."""
     return SimpleNamespace(
-        failed=failed,
+        is_offline=is_offline,
         log=SimpleNamespace(leader_epochs=SimpleNamespace(latest=epoch), end_offset=end),
     )
 
@@ -124,7 +124,7 @@ def test_a_replica_that_is_not_open_yet_is_requested_again(caplog: pytest.LogCap
 def test_a_failed_replica_of_this_broker_has_no_log_end(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "tidemill.controller"):
         ends = log_ends(
-            Network(), {HERE: [KEY, OTHER]}, {0: partition(3, 70, failed=True), 1: partition(3, 60)}
+            Network(), {HERE: [KEY, OTHER]}, {0: partition(3, 70, is_offline=True), 1: partition(3, 60)}
         )
     assert ends == {KEY: {}, OTHER: {HERE: LogEnd(3, 60)}}
     assert "brokers [1] did not return their log ends" in caplog.text

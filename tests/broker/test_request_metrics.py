@@ -132,7 +132,7 @@ def test_a_partition_without_leader_or_disk_counts_once_as_offline(tmp_path: Pat
     async def test(server: BrokerServer, partition: Partition) -> None:
         metadata = server.broker.metadata_cache
         assert samples(server, "tidemill_offline_partitions") == {"": 0}
-        partition.fail("its disk is broken")
+        partition.mark_offline("its disk is broken")
         assert samples(server, "tidemill_offline_partitions") == {"": 1}
         topic = metadata.topics[partition.topic]
         nobody = [one.replaced(leader=-1, leader_epoch=one.leader_epoch + 1) for one in topic.partitions]

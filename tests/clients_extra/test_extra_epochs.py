@@ -13,7 +13,7 @@ from faulty_files import FaultyFiles
 from kafka_desk import compiled
 from kafka_peer import java
 
-from default_limits import Limits
+from default_limits import RecordLimits
 from partition_events import IgnoredEvents
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
@@ -43,7 +43,7 @@ def followed() -> Partition:
     logs.dirs.claim("c" * 22, FOLLOWER)
     logs.load(0, lambda topic: LogConfig())
     log = logs.create(TopicPartition("t", 0), TOPIC_ID, LogConfig(), 0)
-    partition = Partition("t", 0, log, Limits(), FOLLOWER, IgnoredEvents())
+    partition = Partition("t", 0, log, RecordLimits(), FOLLOWER, IgnoredEvents())
     partition.apply_state(LEADER, 3, (LEADER, FOLLOWER), (LEADER, FOLLOWER), partition_epoch=-1, now_ms=0)
     return partition
 

@@ -133,7 +133,7 @@ class History(RuleBasedStateMachine):
     @rule()
     def commit(self) -> None:
         """The leader gets the offsets of its in-sync replicas. With too few of them nothing is committed."""
-        if len(self.partition.isr) < self.partition.min_insync(self.min_insync):
+        if len(self.partition.isr) < self.partition.effective_min_isr(self.min_insync):
             return
         mine = self.logs[self.partition.leader]
         reached = len(mine)

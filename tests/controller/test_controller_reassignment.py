@@ -336,7 +336,7 @@ def test_no_step_loses_a_record(
     assert set(after.removing).isdisjoint(after.target)
     assert after.isr or after.elr or is_unclean, "one replica has all committed records"
     if not is_unclean:
-        least = min(len(complete_replicas(before, policy)), after.min_insync(minimum))
+        least = min(len(complete_replicas(before, policy)), after.effective_min_isr(minimum))
         assert len({*after.isr, *after.elr}) >= least, "enough replicas have it for a commit"
     assert {*after.isr, *after.elr} <= set(after.replicas)
     assert is_unclean or {*after.isr, *after.elr} <= {*before.isr, *before.elr}

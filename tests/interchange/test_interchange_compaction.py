@@ -19,11 +19,11 @@ from kafka_peer import CODECS, Kafka, ZooKeeper, class_path, java, read_all, wai
 from kafka_record import set_config
 
 from default_limits import read_stored
+from log_start import open_log
 from tidemill.log.checkpoint_files import read_offsets
 from tidemill.log.cleaner import Cleaner
 from tidemill.log.log_cleaner_manager import CleanerSettings, candidate, job_for
 from tidemill.log.log_config import LogConfig
-from tidemill.log.log_loader import open_log
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch

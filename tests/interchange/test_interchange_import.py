@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from confluent_kafka import Consumer, Producer
 from kafka_peer import see
 from kafka_record import as_json
 
+from log_start import open_log, start_logs
 from record_builders import build_batch
 from tidemill.cli.main import command, run
 from tidemill.client import Admin, ConfigResource, ResourceType
@@ -29,7 +31,6 @@ from tidemill.interchange import zookeeper_nodes
 from tidemill.interchange.decoders import TransactionLogKey, TransactionLogValue, TransactionPartitions
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
-from tidemill.log.log_loader import open_log
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.types import TopicPartition
 from tidemill.testing import Broker
@@ -563,6 +564,56 @@ def test_records_of_open_transactions_are_committed_or_block_readers(tmp_path: P
     assert seen.records["bought", 0][-1][0] < end
     # Aborted transactions are skipped, although only the log records them.
     assert len(everything.records["bought", 0]) == len(seen.records["bought", 0]) + 4 + 1
+
+
+def damage_batch(data: Path, offset: int) -> str:
+    """A crash, after which a byte of the batch at ``offset`` differs: a later batch proves the damage."""
+    (data / ".kafka_cleanshutdown").unlink()
+    log = data / "bought-0" / "00000000000000000000.log"
+    content = bytearray(log.read_bytes())
+    content[content.index(b"later 0")] ^= 1
+    log.write_bytes(content)
+    return f"bought-0: the records of offsets {offset} to {offset + 1} are truncated: {log}: corruption"
+
+
+def cut_batches(data: Path, offset: int) -> str:
+    """A clean shutdown, after which the batches from ``offset`` on are missing."""
+    log = data / "bought-0" / "00000000000000000000.log"
+    content = log.read_bytes()
+    position = content.index(offset.to_bytes(8, "big") + (0).to_bytes(3, "big"))
+    log.write_bytes(content[:position])
+    points = data / "recovery-point-offset-checkpoint"
+    # The marker takes the offset of the lost record: afterwards the checkpoint does not show the loss.
+    points.write_text(re.sub(r"bought 0 \d+", f"bought 0 {offset + 1}", points.read_text()))
+    return f"the log ends at offset {offset} after a clean shutdown, but {points.name} has offset"
+
+
+@pytest.mark.parametrize("lose", [damage_batch, cut_batches])
+def test_records_that_ending_transactions_found_lost_are_reported_by_the_next_start(
+    lose: Callable[[Path, int], str], tmp_path: Path
+) -> None:
+    data = copied("kraft", tmp_path)
+    log = opened(data)
+    end = int(log.end_offset)
+    options: dict[str, Any] = {"producer_id": 90, "producer_epoch": 2, "base_sequence": 0}
+    rows = [(1, None, b"perhaps", None)]
+    log.append_as_follower(build_batch(rows, transactional=True, base_offset=end, **options), 1)
+    for later in range(2):
+        rows = [(1, None, b"later %d" % later, None)]
+        log.append_as_follower(build_batch(rows, base_offset=end + 1 + later), 1)
+    log.close(1)
+    write_state(data, 1)
+    lost = lose(data, end + 1)
+    told = called(data, "--open-as-committed")
+    assert f"bought-0: the records of producer 90 from offset {end} on are committed" in told["notes"]
+    assert any(lost in note for note in told["notes"])
+    logs = start_logs(
+        SystemFiles(), [str(data)], now_ms=1, node=told["node_id"], cluster_id=told["cluster_id"]
+    )
+    log = logs.logs[TopicPartition("bought", 0)]
+    assert (log.end_offset, log.last_stable_offset(end + 2)) == (end + 2, end + 2)
+    assert logs.dirs.damaged == {TopicPartition("bought", 0)}
+    assert logs.close(1, {}) == []
 
 
 def test_damage_of_the_transaction_state_is_reported_and_the_rest_is_read(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from confluent_kafka import IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from kafka_peer import Kafka, class_path
 
+from log_start import open_log
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
-from tidemill.log.log_loader import open_log
 from tidemill.log.system_files import SystemFiles
 from tidemill.log.transaction_index import ABORTED_ENTRY_BYTES
 from tidemill.model import types

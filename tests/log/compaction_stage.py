@@ -10,14 +10,13 @@ from faulty_files import FaultyFiles, Killed
 from log_stage import stored
 
 from default_limits import read_stored
-from log_start import NOW
+from log_start import NOW, open_log
 from record_builders import build_batch, build_message_set
 from tidemill.log.cleaner import Cleaner
 from tidemill.log.cleaner_messages import CleanCounts
 from tidemill.log.log import Log
 from tidemill.log.log_cleaner_manager import CleanerSettings, candidate, job_for
 from tidemill.log.log_config import LogConfig
-from tidemill.log.log_loader import open_log
 from tidemill.model.system_interfaces import Files
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch

@@ -9,11 +9,10 @@ import pytest
 from faulty_files import FaultyFiles
 from log_stage import MakeBatch, MakeLog
 
-from log_start import NOW
+from log_start import NOW, open_log
 from record_builders import build_batch
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
-from tidemill.log.log_loader import open_log
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, parse_batch

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from log_start import NOW
-from tidemill.log.future_log import FutureLog
 from tidemill.log.log import Log
+from tidemill.log.log_dir_move import LogDirMove
 from tidemill.records.batch import Batch, check_crc
 from tidemill.records.legacy_formats import Entry
 from tidemill.records.record_reader import iter_stored
@@ -49,7 +49,7 @@ def flip(path: Path, position: int, mask: int = 0x10) -> None:
     path.write_bytes(data)
 
 
-def copy_all(move: FutureLog) -> None:
+def copy_all(move: LogDirMove) -> None:
     """Copies all records of a log to its future log."""
-    while (piece := move.next_slice(1 << 20, NOW)) is not None:
-        move.copy_slice(piece, NOW)
+    while (piece := move.next_range(1 << 20, NOW)) is not None:
+        move.copy_range(piece, NOW)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from log_stage import NOW, MakeBatch
 
+from log_start import open_log
 from tidemill.log.aborted_transactions import UNFILTERED_MAX, AbortedTransactions
 from tidemill.log.file_names import TRANSACTION_INDEX, offset_name
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
-from tidemill.log.log_loader import open_log
-from tidemill.log.log_segment import Slice
+from tidemill.log.log_segment import LogRange
 from tidemill.log.system_files import SystemFiles
 from tidemill.log.transaction_index import ABORTED_ENTRY
 from tidemill.model.errors import StorageError
@@ -48,7 +48,7 @@ def write(log: Log, *entries: tuple[int, int, int], stable: int = -1) -> None:
             )
 
 
-def read(log: Log, offset: int, size: int = 1000) -> Slice:
+def read(log: Log, offset: int, size: int = 1000) -> LogRange:
     found = log.read(offset, size, log.end_offset, True)
     assert found is not None
     return found
@@ -81,7 +81,7 @@ def test_transactions_that_begin_after_the_records_are_omitted(log: Log) -> None
         assert len(reported) <= max(UNFILTERED_MAX, (end - offset) // 2 + 20)
 
 
-def read_end(log: Log, part: Slice) -> int:
+def read_end(log: Log, part: LogRange) -> int:
     from tidemill.records.record_reader import iter_stored
 
     return max(int(batch.last_offset) for batch in iter_stored(part.read())) + 1
@@ -91,7 +91,7 @@ def test_entries_of_other_segments_are_read_again(log: Log) -> None:
     write(log, (7, 10, 30))
     aborted = AbortedTransactions(FILES)
     assert aborted(log, 0, read(log, 0)) == [(7, 10)]
-    log.remove_segments(1, NOW)
+    log.delete_old_segments(1, NOW)
     assert aborted(log, log.start_offset, read(log, log.start_offset)) == []
 
 

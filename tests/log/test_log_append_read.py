@@ -9,12 +9,12 @@ import pytest
 from faulty_files import FaultyFiles
 from log_stage import NOW, MakeBatch, MakeLog
 
+from log_start import open_log
 from record_builders import build_message_set, parse_batches
 from tidemill.log.batch_scan import WINDOW_BYTES
 from tidemill.log.errors import OffsetOutOfRange
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
-from tidemill.log.log_loader import open_log
 from tidemill.log.log_segment import RECENT
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, StorageError

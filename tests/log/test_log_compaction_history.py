@@ -100,7 +100,7 @@ class History(RuleBasedStateMachine):
         start = int(self.log.start_offset)
         self.log.advance_start(start + round((int(self.log.end_offset) - start) * part / 3))
         gone = [one for one in self.log.segments[1:] if one.base_offset <= self.log.start_offset]
-        self.log.remove_segments(len(gone), self.now_ms)
+        self.log.delete_old_segments(len(gone), self.now_ms)
         first = int(self.log.segments[0].base_offset)
         self.model.rows = [row for row in self.model.rows if row[0] >= first]
 

@@ -514,11 +514,11 @@ def test_a_disk_that_is_full_at_startup_serves_reads_and_deletions(is_clean: boo
     files.space_bytes = -int(files.free_bytes("/"))
     assert files.free_bytes("/") == 0
     manager = started(files)
-    assert [one.failure for one in manager.dirs.all] == [""]
+    assert [one.offline_reason for one in manager.dirs.all] == [""]
     log = manager.logs[KEY]
     assert values(log) == written
     log.set_config(config(retention_bytes=1))
-    manager.retain(NOW, {KEY: int(log.end_offset)})
+    manager.cleanup_logs(NOW, {KEY: int(log.end_offset)})
     assert manager.remove_paths(manager.due_removals(NOW + log.config.file_delete_delay_ms)) == []
     assert files.free_bytes("/") > 0
 
@@ -604,5 +604,5 @@ def test_an_unreadable_directory_goes_offline_and_the_others_serve(batch: MakeBa
     files.fail("read_at", "/a/t-", times=99)
     again = start_logs(files, ["/a", "/b"], config())
     assert sorted(log.directory[:3] for log in again.logs.values()) == ["/b/", "/b/"]
-    assert again.dirs.all[0].failure.startswith("cannot open /a/t-")
+    assert again.dirs.all[0].offline_reason.startswith("cannot open /a/t-")
     files.heal()

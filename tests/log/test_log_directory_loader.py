@@ -109,12 +109,12 @@ def test_a_long_recovery_logs_its_progress(
 
     files.on_read = wait
     handler = Handler()
-    log_directory_loader.log.addHandler(handler)
+    log_directory_loader.logger.addHandler(handler)
     try:
         with caplog.at_level(logging.INFO, "tidemill.log"):
             started(files, ("/a",), 1)
     finally:
-        log_directory_loader.log.removeHandler(handler)
+        log_directory_loader.logger.removeHandler(handler)
     assert reported.is_set(), caplog.text
     assert "/a: 2 of 3 logs are open, 0.0 MB checked" in caplog.text
 
@@ -125,7 +125,7 @@ def test_a_disk_failure_during_recovery_affects_one_directory_only(filled: Calla
     manager = started(files, ("/a", "/b"), 2)
     assert {log.directory[:3] for log in manager.logs.values()} == {"/b/"}
     assert len(manager.logs) == 20
-    assert manager.dirs.all[0].failure.startswith("cannot open /a/t-0")
+    assert manager.dirs.all[0].offline_reason.startswith("cannot open /a/t-0")
     assert manager.dirs.all[0].logs == {}
 
 
@@ -173,7 +173,7 @@ def test_a_partition_in_two_directories_is_reported(filled: Callable[..., Watche
     files = filled(("/a", "/b"), 2)
     files.rename("/b/t-1", "/b/t-0")
     manager = started(files, ("/a", "/b"), 1)
-    failure = manager.dirs.all[1].failure
+    failure = manager.dirs.all[1].offline_reason
     assert "partition t-0 exists in /a/t-0 and in /b/t-0: move one of them away" in failure
     assert [str(key) for key in manager.logs] == ["t-0"]
     assert manager.logs[TopicPartition("t", 0)].directory == "/a/t-0"
@@ -201,7 +201,7 @@ def test_a_remounted_disk_does_not_take_a_rebuilt_replica_offline(
     files.make_directory(f"{kept}/{key}")  # It was rebuilt there, and is still empty.
     write_offsets(files, f"{former}/{HIGH_WATERMARKS}", {key: 1})
     manager = mounted_again(files, former)
-    assert [one.failure for one in manager.dirs.all] == ["", ""]
+    assert [one.offline_reason for one in manager.dirs.all] == ["", ""]
     assert manager.logs[key].directory == f"{kept}/{key}"
     assert manager.logs[key].end_offset == 0
     assert sorted(str(key) for key in manager.logs) == ["t-0", "t-1", "t-2", "t-3"]
@@ -211,7 +211,7 @@ def test_a_remounted_disk_does_not_take_a_rebuilt_replica_offline(
     # It does not reappear once the directory counts as in use.
     files.power_cut()
     again = started(files, ("/a", "/b"), 1)
-    assert [one.failure for one in again.dirs.all] == ["", ""]
+    assert [one.offline_reason for one in again.dirs.all] == ["", ""]
 
 
 @pytest.mark.parametrize("failed", ["/a", "/b"])
@@ -235,7 +235,7 @@ def test_a_restored_disk_does_not_take_a_recreated_topic_offline(failed: str, ba
         recreated.append(batch(1), 0, NOW)
     assert manager.close(NOW, {}) == []
     again = started(files, ("/a", "/b"), 1)
-    assert [one.failure for one in again.dirs.all] == ["", ""]
+    assert [one.offline_reason for one in again.dirs.all] == ["", ""]
     assert (again.logs[key].directory, again.logs[key].topic_id) == (f"{kept}/{key}", b"n" * 16)
     assert other in again.logs
 
@@ -266,7 +266,7 @@ def test_a_remounted_disk_that_fails_takes_no_replica_on_another_disk_offline(
     files.kill()
     files.refused, files.code = f"{former}/", code
     manager = mounted_again(files, former)
-    failures = {one.path: bool(one.failure) for one in manager.dirs.all}
+    failures = {one.path: one.is_offline for one in manager.dirs.all}
     assert failures == {former: True, kept: False}
     assert manager.logs[key].directory == f"{kept}/{key}"
     assert (manager.logs[key].closed, int(manager.logs[key].end_offset)) == (False, 1)

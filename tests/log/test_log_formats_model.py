@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from default_limits import Limits, down, open_cursor, read_stored
+from default_limits import RecordLimits, down, open_cursor, read_stored
 from record_builders import build_batch, build_message_set
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
@@ -30,7 +30,7 @@ from tidemill.records.record_reader import iter_stored
 NOW = 1_700_000_000_000
 DIRECTORY = "/d/t-0"
 DAY = 24 * 60 * 60 * 1000
-LIMITS = Limits(max_batch_bytes=1 << 20, timestamp_after_ms=(1 << 63) - 1)
+LIMITS = RecordLimits(max_batch_bytes=1 << 20, timestamp_after_ms=(1 << 63) - 1)
 NO_TYPE, CREATE, APPEND = -1, 0, 1
 
 Read = tuple[int, int, int, bytes | None, bytes | None]

@@ -12,10 +12,10 @@ from log_stage import batches
 from log_start import NOW, start_logs
 from record_builders import build_batch, build_message_set
 from tidemill.log.errors import DiskFull
-from tidemill.log.future_log import FutureLog, begin_move, interrupted_moves
 from tidemill.log.leader_epoch_file_cache import LeaderEpochFileCache
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
+from tidemill.log.log_dir_move import LogDirMove, begin_move, interrupted_moves
 from tidemill.model.types import ZERO_ID, TopicPartition
 
 KEY = TopicPartition("t", 0)
@@ -29,18 +29,18 @@ def batch(offset: int, epoch: int, value: bytes) -> bytes:
     return offset.to_bytes(8, "big") + data[8:12] + epoch.to_bytes(4, "big") + data[16:]
 
 
-def copy(move: FutureLog, bytes_max: int = 1 << 20, pieces: int = 1 << 20) -> None:
+def copy(move: LogDirMove, bytes_max: int = 1 << 20, pieces: int = 1 << 20) -> None:
     for _ in range(pieces):
-        piece = move.next_slice(bytes_max, NOW)
+        piece = move.next_range(bytes_max, NOW)
         if piece is None:
             return
         if move.needs_sync:
-            move.future.flush(NOW)
+            move.future_log.flush(NOW)
         if move.is_overstated:
             for checkpoint in move.checkpoints():
                 if checkpoint.collect():
                     checkpoint.write()
-        move.copy_slice(piece, NOW)
+        move.copy_range(piece, NOW)
 
 
 def content(log: Log) -> list[tuple[int, int, bytes]]:
@@ -65,7 +65,7 @@ class Stage:
         for offset in range(first, end):
             self.log.append_as_follower(batch(offset, epoch, b"%d of epoch %d" % (offset, epoch)), NOW)
 
-    def begin(self) -> FutureLog:
+    def begin(self) -> LogDirMove:
         move = begin_move(self.logs, KEY, self.target, NOW)
         assert move is not None
         return move
@@ -75,7 +75,7 @@ class Stage:
             if checkpoint.collect():
                 checkpoint.write()
 
-    def go_on(self, how: str) -> FutureLog:
+    def go_on(self, how: str) -> LogDirMove:
         """Ends the move in one of three ways, and starts it again."""
         if how == "asked again":
             self.move.abandon()
@@ -88,7 +88,7 @@ class Stage:
             self.files.kill()
         return self.start()
 
-    def start(self) -> FutureLog:
+    def start(self) -> LogDirMove:
         self.logs = start_logs(self.files, ["/a", "/b"], self.config)
         self.log = self.logs.logs[KEY]
         (self.move,) = interrupted_moves(self.logs)
@@ -121,9 +121,9 @@ def test_a_resumed_move_copies_only_missing_records(how: str) -> None:
     stage.log.truncate_to(30, NOW)
     stage.receive(30, 60, 2)
     move = stage.go_on(how)
-    piece = move.next_slice(1, NOW)
+    piece = move.next_range(1, NOW)
     assert piece is not None
-    assert move.future.end_offset == 30
+    assert move.future_log.end_offset == 30
     assert content(stage.swap()) == content(stage.log)
 
 
@@ -131,8 +131,8 @@ def test_a_truncation_during_a_move_keeps_the_common_prefix_of_the_future_log() 
     stage = Stage(40, SMALL)
     stage.log.truncate_to(30, NOW)
     stage.receive(30, 60, 2)
-    assert stage.move.next_slice(1, NOW) is not None
-    assert stage.move.future.end_offset == 30
+    assert stage.move.next_range(1, NOW) is not None
+    assert stage.move.future_log.end_offset == 30
     assert stage.move.needs_sync
 
 
@@ -140,12 +140,12 @@ def test_a_truncation_during_a_move_keeps_the_common_prefix_of_the_future_log() 
 def test_a_slice_truncated_during_its_copy_leaves_no_former_records(cut_to: int) -> None:
     stage = Stage(4)
     stage.receive(4, 8, 1)
-    piece = stage.move.next_slice(1 << 20, NOW)
+    piece = stage.move.next_range(1 << 20, NOW)
     assert piece is not None
     # It waits for its turn, and batches of equal size replace its records.
     stage.log.truncate_to(cut_to, NOW)
     stage.receive(cut_to, 8, 2)
-    stage.move.copy_slice(piece, NOW)
+    stage.move.copy_range(piece, NOW)
     assert content(stage.swap()) == content(stage.log)
 
 
@@ -153,11 +153,11 @@ def test_records_truncated_from_a_future_log_at_startup_do_not_reappear_after_a_
     stage = Stage(4)
     stage.log.truncate_to(2, NOW)
     assert stage.logs.close(NOW, {}) == []
-    assert stage.start().future.end_offset == 2
+    assert stage.start().future_log.end_offset == 2
     stage.receive(2, 6, 1)
     stage.log.flush(NOW)
     stage.files.power_cut()
-    assert stage.start().future.end_offset == 2
+    assert stage.start().future_log.end_offset == 2
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -177,9 +177,9 @@ def test_a_log_that_starts_before_its_future_log_is_copied_from_its_start(how: s
 def test_a_moved_partition_keeps_its_topic_id_when_the_future_log_lost_it_in_a_power_cut() -> None:
     stage = Stage(4)
     assert stage.logs.close(NOW, {}) == []
-    stage.files.remove(f"{stage.move.future.directory}/partition.metadata")
+    stage.files.remove(f"{stage.move.future_log.directory}/partition.metadata")
     stage.start()
-    assert stage.move.future.topic_id == ZERO_ID
+    assert stage.move.future_log.topic_id == ZERO_ID
     assert stage.swap().topic_id == TOPIC
     assert stage.logs.close(NOW, {}) == []
     assert start_logs(stage.files, ["/a", "/b"], stage.config).logs[KEY].topic_id == TOPIC
@@ -203,7 +203,7 @@ def test_messages_without_a_leader_epoch_are_copied_again(how: str) -> None:
     for offset in range(4):
         stage.log.append_as_follower(offset.to_bytes(8, "big") + data[8:], NOW)
     copy(stage.move)
-    assert stage.move.future.end_offset == 4
+    assert stage.move.future_log.end_offset == 4
     stage.log.truncate_to(2, NOW)
     data = build_message_set(1, [(NOW, b"k", b"latter")])
     for offset in range(2, 4):
@@ -264,7 +264,7 @@ def test_a_move_ends_with_the_records_of_the_partition_after_any_history(seed: i
         elif random.random() < 0.4:
             log.advance_start(random.randrange(int(log.start_offset), int(log.end_offset) + 1))
             if log.start_offset > log.segments[0].base_offset and len(log.segments) > 1:
-                log.remove_segments(1, NOW)
+                log.delete_old_segments(1, NOW)
         copy(stage.move, 300, random.choice([0, 0, 1, 3, 1000]))
         if random.random() < 0.5:
             stage.go_on(random.choice(WAYS))
@@ -277,11 +277,11 @@ def test_a_move_ends_with_the_records_of_the_partition_after_any_history(seed: i
 def test_a_future_log_is_completed_after_a_full_disk_prevented_its_last_segment() -> None:
     stage = Stage(3)
     stage.log.roll_over_gap(6, NOW)  # as the log cleaner of Apache Kafka may leave a log
-    stage.files.fail("open", f"{stage.move.future.directory}/{6:020d}.log", errno.ENOSPC)
+    stage.files.fail("open", f"{stage.move.future_log.directory}/{6:020d}.log", errno.ENOSPC)
     with pytest.raises(DiskFull):
         copy(stage.move)
     assert stage.swap().end_offset == 6
-    stage.move.delete_source(NOW)
+    stage.move.delete_replaced(NOW)
     assert stage.logs.close(NOW, {KEY: 6}) == []
     logs = start_logs(stage.files, ["/a", "/b"], stage.config)
     assert (logs.logs[KEY].end_offset, logs.dirs.warnings, logs.dirs.damaged) == (6, [], set())
@@ -296,7 +296,7 @@ def test_an_unreadable_source_log_does_not_take_the_destination_directory_offlin
     assert stage.logs.close(NOW, {}) == []
     stage.files.fail("read_at", "/a/t-0/", errno.EIO, times=1000, after=reads)
     logs = start_logs(stage.files, ["/a", "/b"], SMALL)
-    assert logs.dirs.all[1].failure == ""
+    assert logs.dirs.all[1].offline_reason == ""
     assert TopicPartition("t", 1) in logs.logs
     assert logs.dirs.distrusted <= {one.meta.directory_id for one in logs.dirs.all[:1] if one.meta}
 

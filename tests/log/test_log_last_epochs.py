@@ -28,7 +28,7 @@ def emptied(log_of: MakeLog, batch: MakeBatch, **settings: Any) -> Log:
     log.append(batch(2), 1, NOW)
     log.append(batch(4), 3, NOW + 10)
     assert log.advance_start(6)
-    log.remove_segments(expired_segments(log, log.end_offset, NOW + 20), NOW + 20)
+    log.delete_old_segments(expired_segments(log, log.end_offset, NOW + 20), NOW + 20)
     for path in log.segment_list.removals.pop_due(NOW + 1000):
         log.segment_list.files.remove(path)
     assert (log.start_offset, log.end_offset, log.size_bytes) == (6, 6, 0)
@@ -58,7 +58,7 @@ def test_an_expired_log_keeps_its_last_epoch_after_a_start(log_of: MakeLog, batc
     log = log_of({"retention_ms": 1000})
     log.append(batch(2), 1, NOW)
     log.append(batch(4), 3, NOW)
-    log.remove_segments(expired_segments(log, log.end_offset, NOW + 10_000), NOW)
+    log.delete_old_segments(expired_segments(log, log.end_offset, NOW + 10_000), NOW)
     log.close(NOW)
     assert state(log_of(clean=True)) == (6, 6, 3)
 
@@ -107,7 +107,7 @@ def emptied_after_a_kill(log_of: MakeLog, batch: MakeBatch, files: FaultyFiles) 
     log.append(batch(6), 3, NOW)
     files.kill()
     log = log_of({"retention_ms": 1000}, files=files, directory="/data", clean=False)
-    log.remove_segments(expired_segments(log, log.end_offset, NOW + 10_000), NOW)
+    log.delete_old_segments(expired_segments(log, log.end_offset, NOW + 10_000), NOW)
     return log
 
 
@@ -115,7 +115,7 @@ def emptied_by_kafka(log_of: MakeLog, batch: MakeBatch, files: FaultyFiles) -> L
     """The start writes the file again."""
     log = log_of({"retention_ms": 1000}, files=files, directory="/data")
     log.append(batch(6), 3, NOW)
-    log.remove_segments(expired_segments(log, log.end_offset, NOW + 10_000), NOW)
+    log.delete_old_segments(expired_segments(log, log.end_offset, NOW + 10_000), NOW)
     log.close(NOW)
     files.replace(f"/data/{LEADER_EPOCHS}", b"0\n1\n3 6\n")
     return log_of(files=files, directory="/data", start_offset=6, clean=True)

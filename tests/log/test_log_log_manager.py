@@ -17,9 +17,9 @@ from tidemill.log.checkpoint_files import read_offsets
 from tidemill.log.delayed_file_removal import DelayedFileRemoval, remove_path
 from tidemill.log.file_names import CLEAN_SHUTDOWN
 from tidemill.log.flush_job import FlushJob
-from tidemill.log.future_log import begin_move
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
+from tidemill.log.log_dir_move import begin_move
 from tidemill.log.log_manager import LogManager
 from tidemill.log.offset_checkpoint import write_checkpoints
 from tidemill.log.open_files import OPEN_FILES
@@ -201,7 +201,7 @@ def test_an_unusable_directory_goes_offline_at_startup(tmp_path: Path) -> None:
     good, bad = tmp_path / "good", tmp_path / "bad"
     bad.write_text("in its place")
     manager = opened(good, bad)
-    assert [directory.path for directory in manager.dirs.working] == [str(good)]
+    assert [directory.path for directory in manager.dirs.online] == [str(good)]
     assert any(str(bad) in warning for warning in manager.dirs.warnings)
     assert manager.create(TopicPartition("new", 0), TOPIC_ID, LogConfig(), NOW).directory == f"{good}/new-0"
     assert manager.close(NOW, {}) == []
@@ -302,7 +302,7 @@ def test_a_dangling_link_affects_only_its_partition(tmp_path: Path) -> None:
     (data / "t-2.0123456789abcdef0123456789abcdef-future").symlink_to(tmp_path / "gone")
     again = opened(data)
     assert sorted(map(str, again.logs)) == ["t-0", "t-2"]
-    assert [directory.failure for directory in again.dirs.all] == [""]
+    assert [directory.offline_reason for directory in again.dirs.all] == [""]
     assert len(again.dirs.warnings) == 3
     with pytest.raises(
         StorageError, match=f"{data}/t-1 is a link to a missing file: the partition t-1 stays"
@@ -379,7 +379,7 @@ def test_deleted_records_stay_deleted_after_a_power_cut_before_file_removal(
     log.flush(NOW)
     deleted_to = log.end_offset
     log.advance_start(deleted_to)
-    manager.retain(NOW, {key: deleted_to})
+    manager.cleanup_logs(NOW, {key: deleted_to})
     assert log.segments[0].base_offset == log.start_offset == deleted_to
     assert write_checkpoints(manager.start_offset_checkpoints()) == []
     files.power_cut()
@@ -528,8 +528,8 @@ def test_a_future_log_that_cannot_be_truncated_at_startup_affects_its_directory_
     files.kill()
     files.fail("truncate", "-future/", errno.EIO, times=9)
     again = start_logs(files, ["/a", "/b"])
-    assert [directory.path for directory in again.dirs.working] == ["/a"]
-    assert "cannot truncate /b/t-0." in again.dirs.all[1].failure
+    assert [directory.path for directory in again.dirs.online] == ["/a"]
+    assert "cannot truncate /b/t-0." in again.dirs.all[1].offline_reason
     log = again.get(key)
     assert log is not None
     assert log.end_offset == 2

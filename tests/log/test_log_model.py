@@ -125,7 +125,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def retain(self) -> None:
-        self.log.remove_segments(expired_segments(self.log, self.end, NOW), NOW)
+        self.log.delete_old_segments(expired_segments(self.log, self.end, NOW), NOW)
 
     @rule()
     def flush(self) -> None:

@@ -13,9 +13,9 @@ from log_stage import MakeBatch, copy_all
 from log_start import NOW, start_logs
 from tidemill.log.checkpoint_files import read_offsets
 from tidemill.log.delayed_file_removal import remove_path
-from tidemill.log.future_log import begin_move
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
+from tidemill.log.log_dir_move import begin_move
 from tidemill.log.log_manager import LogManager
 from tidemill.log.offset_checkpoint import OffsetCheckpoint, write_checkpoints
 from tidemill.model.errors import StorageError
@@ -163,7 +163,7 @@ def test_every_kind_of_log_change_is_in_the_next_checkpoint(append: Append) -> N
     assert offsets() == (12, 0)
     log.advance_start(5)
     assert offsets() == (12, 5)
-    log.remove_segments(3, NOW)
+    log.delete_old_segments(3, NOW)
     assert offsets() == (12, 9)
     log.truncate_to(10, NOW)
     assert offsets() == (9, 9)
@@ -224,7 +224,7 @@ def test_a_moved_log_is_in_the_checkpoints_of_its_new_directory_only(append: App
     assert said(files, STARTS, "/b") == {"t-0": 2}
     assert said(files, WATERMARKS, "/b") == {}
     move.replace_current(NOW, False)
-    move.delete_source(NOW)
+    move.delete_replaced(NOW)
     write(manager)
     for name, offset in ((RECOVERY_POINTS, 6), (STARTS, 2), (WATERMARKS, 6)):
         assert said(files, name, "/a") == {}

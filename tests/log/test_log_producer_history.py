@@ -81,7 +81,7 @@ class History:
     def move_start(self) -> None:
         """Deletes the oldest segments."""
         if len(self.log.segments) > 2:
-            self.log.remove_segments(1, NOW)
+            self.log.delete_old_segments(1, NOW)
 
     def stop(self) -> None:
         """A clean shutdown and a start."""

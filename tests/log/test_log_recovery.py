@@ -11,11 +11,12 @@ import pytest
 from faulty_files import FaultyFiles
 from log_stage import NOW, MakeBatch, MakeLog, flip, stored
 
+from log_start import open_log
 from tidemill.log.checkpoint_files import CheckpointDamaged
 from tidemill.log.delayed_file_removal import DelayedFileRemoval
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
-from tidemill.log.log_loader import LogLoader, open_log
+from tidemill.log.log_loader import LogLoader
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.system_interfaces import Files
 from tidemill.model.types import TopicPartition

@@ -59,7 +59,7 @@ def test_expired_segments_are_deleted(
 ) -> None:
     log = filled(log_of, batch, **settings)
     assert expired_segments(log, high_watermark, NOW + later_ms) == gone
-    log.remove_segments(gone, NOW)
+    log.delete_old_segments(gone, NOW)
     assert (log.start_offset, len(log.segments)) == (3 * gone, 10 - gone)
 
 
@@ -71,7 +71,7 @@ def test_uncommitted_bytes_do_not_delete_committed_segments(
     retention_bytes = 2 * log.segments[0].size
     log.config.retention_bytes = retention_bytes
     assert expired_segments(log, high_watermark, NOW) == gone
-    log.remove_segments(gone, NOW)
+    log.delete_old_segments(gone, NOW)
     log.truncate_to(high_watermark, NOW)  # As a follower with the offsets of another leader.
     assert log.size_bytes >= retention_bytes
 
@@ -101,7 +101,7 @@ def test_records_without_a_timestamp_expire_by_the_file_modification_time(
 
 def test_an_expired_log_gets_a_new_segment_at_its_end(log_of: MakeLog, batch: MakeBatch) -> None:
     log = filled(log_of, batch, retention_ms=DAY)
-    log.remove_segments(expired_segments(log, log.end_offset, NOW + 30 * DAY), NOW)
+    log.delete_old_segments(expired_segments(log, log.end_offset, NOW + 30 * DAY), NOW)
     assert (log.start_offset, log.end_offset, len(log.segments), log.size_bytes) == (30, 30, 1, 0)
     assert expired_segments(log, log.end_offset, NOW + 60 * DAY) == 0
     assert log.append(batch(1), 0, NOW).base_offset == 30
@@ -112,7 +112,7 @@ def test_deleting_records_removes_whole_segments(log_of: MakeLog, batch: MakeBat
     log.append(batch(1), 4, NOW)
     assert log.advance_start(7)
     assert not log.advance_start(7)
-    log.remove_segments(expired_segments(log, log.end_offset, NOW), NOW)
+    log.delete_old_segments(expired_segments(log, log.end_offset, NOW), NOW)
     assert (log.start_offset, log.segments[0].base_offset) == (7, 6)
     assert (log.leader_epochs.epochs, log.leader_epochs.starts) == ([0, 4], [6, 30])
 
@@ -134,7 +134,7 @@ def test_removed_segments_serve_open_ranges_until_file_delete_delay(
     part = log.read(0, 1000, 30, True)
     assert part is not None
     before = part.read()
-    log.remove_segments(2, NOW)
+    log.delete_old_segments(2, NOW)
     assert sorted(path.name[-8:] for path in Path(directory).glob("*.log.deleted")) == [".deleted"] * 2
     assert log.segment_list.removals.pop_due(NOW + 499) == []
     for path in log.segment_list.removals.pop_due(NOW + 500):

@@ -11,17 +11,16 @@ import pytest
 from faulty_files import PAGE_BYTES, FaultyFiles
 from log_stage import MakeBatch
 
-from log_start import NOW, start_logs
+from log_start import NOW, open_log, start_logs
 from record_builders import build_message_set
 from tidemill.log.errors import DiskFull
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
-from tidemill.log.log_loader import open_log
 from tidemill.log.log_manager import LogManager
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import StorageError
 from tidemill.model.types import TopicPartition
-from tidemill.records.batch import NONE, Batch
+from tidemill.records.batch import NO_COMPRESSION, Batch
 from tidemill.records.message_set import MessageSet
 
 PARTITION = TopicPartition("events", 0)
@@ -65,7 +64,7 @@ def test_bytes_of_a_failed_append_are_truncated_before_the_next_append(magic: in
         if magic == 2:
             log.append(batch(1), 0, NOW)
         else:
-            log.append_messages(MessageSet(data, magic, NONE, 1, NOW if magic else -1), 0, NOW)
+            log.append_messages(MessageSet(data, magic, NO_COMPRESSION, 1, NOW if magic else -1), 0, NOW)
 
     append()
     log.active.close_idle()
@@ -107,12 +106,12 @@ def test_retention_frees_space_on_a_completely_full_disk(settings: dict[str, int
     end = int(log.end_offset)
     for minute in range(1, 3):
         now_ms = NOW + minute * 60_000
-        manager.retain(now_ms, {PARTITION: end})
+        manager.cleanup_logs(now_ms, {PARTITION: end})
         assert manager.remove_paths(manager.due_removals(now_ms)) == []
         names = files.list(log.directory)
         assert sum(name.endswith(".log") for name in names) == len(log.segments) <= 3
     assert log.append(batch(1, value=bytes(1000)), 0, NOW).base_offset == end
-    assert manager.retain(NOW + 3 * 60_000, {PARTITION: end}) == {}
+    assert manager.cleanup_logs(NOW + 3 * 60_000, {PARTITION: end}) == {}
     for checkpoint in manager.start_offset_checkpoints():
         checkpoint.write()
     start, epochs = int(log.start_offset), log.leader_epochs.starts
@@ -130,7 +129,7 @@ def test_a_log_starts_after_segments_deleted_from_a_full_disk(batch: MakeBatch) 
     """The log start offset is not checkpointed yet."""
     files, manager, log = full_disk(batch, retention_bytes=16_384)
     end = int(log.end_offset)
-    assert manager.retain(NOW, {PARTITION: end}) == {PARTITION: log.start_offset}
+    assert manager.cleanup_logs(NOW, {PARTITION: end}) == {PARTITION: log.start_offset}
     files.kill()
     files.remove("/disk/of-others")
     again = start_logs(files, ["/disk"], log.config)
@@ -150,10 +149,10 @@ def test_the_next_retention_removes_segments_that_could_not_be_renamed(
     bases = [int(segment.base_offset) for segment in log.segments]
     files.fail("rename", f"{bases[1]:020}{suffix}", errno.EIO)
     with pytest.raises(StorageError):
-        log.remove_segments(3, NOW)
+        log.delete_old_segments(3, NOW)
     assert [int(segment.base_offset) for segment in log.segments] == bases[gone:]
     assert log.start_offset == bases[gone]
-    log.remove_segments(3 - gone, NOW)
+    log.delete_old_segments(3 - gone, NOW)
     logs = [name for name in files.list(log.directory) if name.endswith(".log")]
     assert logs == [f"{base:020}.log" for base in bases[3:]]
     assert log.start_offset == bases[3]
@@ -203,7 +202,7 @@ def test_retention_continues_after_a_log_with_unreadable_files(batch: MakeBatch)
         log.release()
     files.fail("modified_ms", "/disk/events-0/", errno.EIO, times=MANY)
     files.fail("open", "/disk/events-0/", errno.EMFILE, times=MANY)
-    moved = manager.retain(NOW * 2, {TopicPartition("events", at): 3 for at in range(2)})
+    moved = manager.cleanup_logs(NOW * 2, {TopicPartition("events", at): 3 for at in range(2)})
     assert list(moved) == [TopicPartition("events", 1)]
     assert [log.topic_partition.partition for log, _ in manager.flushes_due(NOW * 2)] == [1]
     assert len([text for text in manager.dirs.warnings if "/disk/events-0" in text]) == 2
@@ -216,7 +215,7 @@ def test_no_segment_of_a_log_without_partition_is_deleted(batch: MakeBatch) -> N
     for key in (known, unknown):
         manager.create(key, b"t" * 16, config, NOW).append(batch(3, timestamp=1), 0, NOW)
     # The controller may be unable to read the settings of the other topic.
-    assert list(manager.retain(NOW * 2, {known: 3})) == [known]
+    assert list(manager.cleanup_logs(NOW * 2, {known: 3})) == [known]
     assert int(manager.logs[unknown].start_offset) == 0
 
 

@@ -9,9 +9,9 @@ import pytest
 from faulty_files import FaultyFile, FaultyFiles
 from log_stage import NOW, MakeBatch, MakeLog
 
+from log_start import open_log
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
-from tidemill.log.log_loader import open_log
 from tidemill.log.timestamp_lookup_job import LARGEST, TimeLookup, is_cached_lookup
 from tidemill.model.errors import StorageError
 from tidemill.model.types import TopicPartition
@@ -86,7 +86,7 @@ def test_a_lookup_is_repeated_after_a_concurrent_truncation(batch: MakeBatch) ->
 
     log = stored(FaultyFiles(), batch)
     lookup = TimeLookup(log, NOW + 1)
-    log.remove_segments(3, NOW)
+    log.delete_old_segments(3, NOW)
     lookup.run()
     assert not lookup.is_valid()
     found = looked_up(log, NOW + 1)

@@ -8,9 +8,9 @@ from log_stage import MakeBatch, copy_all
 from log_start import NOW, start_logs
 from tidemill.log.checkpoint_files import read_offsets
 from tidemill.log.file_names import CLEANER_OFFSETS
-from tidemill.log.future_log import FutureLog, begin_move
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
+from tidemill.log.log_dir_move import LogDirMove, begin_move
 from tidemill.log.log_manager import LogManager
 from tidemill.log.offset_checkpoint import write_checkpoints
 from tidemill.model.types import ZERO_ID, TopicPartition
@@ -31,7 +31,7 @@ def filled(manager: LogManager, topic_id: bytes, batch: MakeBatch, count: int, *
     return log
 
 
-def moved_half(manager: LogManager, batch: MakeBatch) -> FutureLog:
+def moved_half(manager: LogManager, batch: MakeBatch) -> LogDirMove:
     """The former topic's partition with all its records in a future log in ``/b``."""
     filled(manager, FORMER, batch, 3)
     move = begin_move(manager, KEY, "/b", NOW)
@@ -48,7 +48,7 @@ def test_a_move_of_a_recreated_topic_starts_with_an_empty_future_log(batch: Make
     filled(manager, NEW, batch, 5)
     move = begin_move(manager, KEY, "/b", NOW)
     assert move is not None
-    assert (move.future.topic_id, move.future.end_offset) == (NEW, 0)
+    assert (move.future_log.topic_id, move.future_log.end_offset) == (NEW, 0)
 
 
 def test_a_start_does_not_resume_the_move_of_a_former_topic(batch: MakeBatch) -> None:
@@ -63,7 +63,7 @@ def test_a_start_does_not_resume_the_move_of_a_former_topic(batch: MakeBatch) ->
     assert manager.close(NOW, {}) == []
     again = started(files)
     assert again.logs[KEY].end_offset == 5
-    assert not any(one.arriving for one in again.dirs.all)
+    assert not any(one.future_logs for one in again.dirs.all)
     assert not any(name.endswith("-future") for name in files.list("/b"))
 
 
@@ -185,7 +185,7 @@ def test_a_power_cut_does_not_restore_a_log_set_aside_beside_its_replacement(
     manager.dirs.mark_losses_handled()
     set_aside_from(manager, batch).flush(NOW)
     again = power_cut(files)
-    assert [one.failure for one in again.dirs.all] == ["", ""]
+    assert [one.offline_reason for one in again.dirs.all] == ["", ""]
     assert (again.logs[KEY].topic_id, again.logs[KEY].end_offset) == (NEW, 5)
 
 
@@ -202,7 +202,7 @@ def test_a_power_cut_does_not_restore_a_deleted_log_without_checkpoint(batch: Ma
     log = filled(manager, NEW, batch, 1)
     log.flush(NOW)
     again = power_cut(files)
-    assert [one.failure for one in again.dirs.all] == ["", ""]
+    assert [one.offline_reason for one in again.dirs.all] == ["", ""]
     assert again.logs[KEY].topic_id == NEW
 
 

@@ -13,14 +13,24 @@ from log_stage import NOW, MakeLog
 from record_builders import build_batch
 from tidemill.log import log_loader
 from tidemill.log.aborted_transactions import AbortedTransactions
+from tidemill.log.cleaned_transaction_metadata import CleanedTransactions
 from tidemill.log.log import Log
 from tidemill.log.partition_transactions import PartitionTransactions
 from tidemill.log.system_files import SystemFiles
 from tidemill.log.transaction_index import Aborted, decode_all, write_index
-from tidemill.model.errors import StorageError
+from tidemill.model.errors import CorruptMessage, StorageError
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_end_marker
-from tidemill.records.end_transaction_marker import ABORT, COMMIT, EndTransactionMarker, read_marker
+from tidemill.records.end_transaction_marker import (
+    ABORT,
+    COMMIT,
+    UNKNOWN,
+    EndTransactionMarker,
+    decode_control_record,
+    is_abort,
+    read_control_record,
+    read_marker,
+)
 
 SMALL = {"segment_bytes": 3000, "index_interval_bytes": 200}
 
@@ -329,6 +339,26 @@ def test_a_new_producer_epoch_ends_the_transaction_of_the_previous_epoch(
 def test_a_control_batch_without_marker_ends_no_transaction(key: bytes | None, value: bytes | None) -> None:
     data = build_batch([(NOW, key, value, None)], producer_id=7, producer_epoch=0)
     assert read_marker(parse_batch(data, 0, len(data))) is None
+
+
+@pytest.mark.parametrize("key", [None, b"\0\0\0"])
+def test_a_control_record_without_type_is_corrupt_for_all_readers(key: bytes | None) -> None:
+    data = build_batch([(NOW, key, bytes(6), None)], producer_id=7, producer_epoch=0)
+    batch = parse_batch(data, 0, len(data))
+    assert decode_control_record(key, bytes(6)).control_type == UNKNOWN
+    for read in (read_control_record, is_abort, CleanedTransactions([]).marker_may_go):
+        with pytest.raises(CorruptMessage, match="base offset 0 has no control type"):
+            read(batch)
+
+
+def test_a_control_record_of_another_type_ends_no_transaction() -> None:
+    data = build_batch([(NOW, b"\0\1\0\2", bytes(6), None)], producer_id=7, producer_epoch=0)
+    batch = parse_batch(data, 0, len(data))
+    record = read_control_record(batch)
+    assert record is not None
+    assert (record.version, record.control_type, record.marker) == (1, 2, None)
+    assert not is_abort(batch)
+    assert not CleanedTransactions([]).marker_may_go(batch)
 
 
 @pytest.mark.parametrize("leads", [True, False])

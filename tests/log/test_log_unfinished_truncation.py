@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from faulty_files import FaultyFiles
 
+from log_start import open_log
 from record_builders import build_batch
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
-from tidemill.log.log_loader import open_log
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, parse_batch

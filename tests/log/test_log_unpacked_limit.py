@@ -33,7 +33,7 @@ from tidemill.records.builder import BatchBuilder
 from tidemill.records.columns import OFFSET_MAX
 from tidemill.records.end_transaction_marker import ABORT, EndTransactionMarker
 from tidemill.records.format_conversion import KEEP_CODEC, for_storage
-from tidemill.replication.message_format import limits_of
+from tidemill.replication.message_format import validation_limits_of
 from tidemill.wire.fetch_layout import FetchedPartition
 
 SOURCES = Path(__file__).parents[2] / "src/tidemill"
@@ -73,13 +73,17 @@ def reads(directory: Path, data: bytes, magic: int, limit: int) -> dict[str, Cal
         "client's records": lambda: list(iter_records(data, unpacked_bytes_max=limit)),
         "client's columns": lambda: decode_columns(data, 0, OFFSET_MAX, unpacked_bytes_max=limit).count,
         "compaction": lambda: clean(log),
-        "another codec": lambda: for_storage(data, 0, len(data), 2, GZIP, limits_of(config), NOW, False),
+        "another codec": lambda: for_storage(
+            data, 0, len(data), 2, GZIP, validation_limits_of(config), NOW, False
+        ),
     }
     if magic == 2:
-        found["produce"] = lambda: validate(parse_batch(data, 0, len(data)), limits_of(config), NOW)
+        found["produce"] = lambda: validate(
+            parse_batch(data, 0, len(data)), validation_limits_of(config), NOW
+        )
     else:
         found["produce"] = lambda: for_storage(
-            data, 0, len(data), magic, KEEP_CODEC, limits_of(config), NOW, False
+            data, 0, len(data), magic, KEEP_CODEC, validation_limits_of(config), NOW, False
         )
         del found["old consumer"]  # Old formats are sent as they are stored.
     return found
@@ -168,7 +172,7 @@ def test_log_verify_uses_the_limit_of_the_broker_configuration(tmp_path: Path) -
 def test_brokers_and_clients_have_one_limit_under_one_key() -> None:
     config = BrokerConfig.of({UNPACKED_KEY: "2097152"})
     for overrides in ({}, {"max.message.bytes": "100000000"}):
-        assert limits_of(log_config(config, "t", overrides)).unpacked_bytes_max == 2_097_152
+        assert validation_limits_of(log_config(config, "t", overrides)).unpacked_bytes_max == 2_097_152
     assert BrokerConfig.of({}).int(UNPACKED_KEY) == UNPACKED_BYTES_MAX == LogConfig().unpacked_bytes_max
     assert config_of(CONSUMER, "h:1", {}, {}).int(UNPACKED_KEY) == UNPACKED_BYTES_MAX
     assert config_of(CONSUMER, "h:1", {UNPACKED_KEY: 5}, {}).int(UNPACKED_KEY) == 5

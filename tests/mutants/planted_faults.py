@@ -426,8 +426,8 @@ FOLLOWER: Final = (
     ),
     Fault(
         "cleaner-checkpoint-lost-by-move",
-        "log/future_log.py",
-        "        future.clean_end = source.clean_end\n",
+        "log/log_dir_move.py",
+        "        future.clean_end = current.clean_end\n",
         "",
         "A log that moves to another directory keeps its cleaner checkpoint.",
         reason="As for own-compaction-gaps-kept; otherwise the log is compacted again from its start.",
@@ -913,8 +913,8 @@ LOG: Final = (
     Fault(
         "loss-not-stored-before-truncation",
         "log/log_loader.py",
-        "            self.before_loss()\n",
-        "            pass\n",
+        "                mark_loss(self.files, self.directory)\n",
+        "                pass\n",
         "A start that ends before the controller has processed its loss report leaves the loss to the next"
         " start.",
     ),
@@ -1326,15 +1326,15 @@ ELECTIONS: Final = (
     Fault(
         "more-replicas-required-than-exist",
         "replication/partition.py",
-        "        self.min_insync = min_insync(int(self.min_insync_replicas), len(replicas), len(adding))\n",
-        "        self.min_insync = self.min_insync_replicas\n",
+        "effective_min_isr(int(self.min_insync_replicas), replicas, adding)\n",
+        "self.min_insync_replicas\n",
         "A commit requires all replicas if there are fewer than min.insync.replicas.",
     ),
     Fault(
         "adding-replicas-count-for-min-insync",
         "coordination/topic_image.py",
-        "        return min_insync(min_insync_replicas, len(self.replicas), len(self.adding))\n",
-        "        return min_insync(min_insync_replicas, len(self.replicas), 0)\n",
+        "        return effective_min_isr(min_insync_replicas, len(self.replicas), len(self.adding))\n",
+        "        return effective_min_isr(min_insync_replicas, len(self.replicas), 0)\n",
         "Controller and leaders compute the required replicas without the adding replicas of a reassignment.",
         reason="It has an effect only for a partition that has fewer replicas than the minimum without the"
         " adding replicas.",
@@ -1351,14 +1351,14 @@ ELECTIONS: Final = (
     Fault(
         "no-replica-eligible",
         "controller/leader_election.py",
-        "    if len(isr) >= partition.min_insync(policy.min_insync_replicas):\n        return []\n",
+        "    if len(isr) >= partition.effective_min_isr(policy.min_insync_replicas):\n        return []\n",
         "    return []\n",
         "An ISR shrink keeps ISR and ELR together at min.insync.replicas or above.",
     ),
     Fault(
         "eligible-above-min-insync",
         "controller/leader_election.py",
-        "    if len(isr) >= partition.min_insync(policy.min_insync_replicas):\n",
+        "    if len(isr) >= partition.effective_min_isr(policy.min_insync_replicas):\n",
         "    if False:\n",
         "A replica that leaves the ISR is not eligible if the remaining replicas are enough for commits.",
     ),
@@ -1380,7 +1380,7 @@ ELECTIONS: Final = (
     Fault(
         "leader-keeps-old-min-insync",
         "replication/hosted_topics.py",
-        "            partition.set_min_insync(config.min_insync_replicas, now_ms)\n",
+        "            partition.set_min_insync_replicas(config.min_insync_replicas, now_ms)\n",
         "            pass\n",
         "A leader uses a changed min.insync.replicas as soon as it has read it.",
     ),
@@ -1531,7 +1531,8 @@ ELECTIONS: Final = (
     Fault(
         "min-insync-set-after-leading",
         "replication/replica_manager.py",
-        "            partition.set_min_insync(config.min_insync_replicas, self.clock.monotonic_ms())\n",
+        "            partition.set_min_insync_replicas("
+        "config.min_insync_replicas, self.clock.monotonic_ms())\n",
         "",
         "A partition knows min.insync.replicas before it leads.",
         reason="With its first request after a start, a broker must become the only in-sync replica below"
@@ -1764,7 +1765,7 @@ COORDINATION: Final = (
     Fault(
         "cancelled-reassignment-keeps-one-replica",
         "controller/reassignment.py",
-        "    least = min(len(complete), moved.min_insync(policy.min_insync_replicas))\n",
+        "    least = min(len(complete), moved.effective_min_isr(policy.min_insync_replicas))\n",
         "    least = min(len(complete), 1)\n",
         "A cancelled reassignment keeps as many replicas with every committed record as commits need.",
         reason="A reassignment must be cancelled after its adding replicas have joined the ISR, while other"

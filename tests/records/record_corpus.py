@@ -27,7 +27,7 @@ class Absent:
 if "--without-librt" in sys.argv:
     sys.meta_path.insert(0, Absent())  # type: ignore[arg-type]
 
-from default_limits import Limits, decode_columns, iter_records  # noqa: E402
+from default_limits import RecordLimits, decode_columns, iter_records  # noqa: E402
 from record_builders import build_batch, parse_batches  # noqa: E402
 from tidemill import _build_mode  # noqa: E402
 from tidemill.model.errors import KafkaError  # noqa: E402
@@ -84,7 +84,7 @@ def corpus() -> Iterator[bytes]:
 
 
 def validated(data: bytes) -> str:
-    limits = Limits(key_required=len(data) % 2 == 0, unpacked_bytes_max=20_000)
+    limits = RecordLimits(key_required=len(data) % 2 == 0, unpacked_bytes_max=20_000)
     batch = parse_batch(data, 0, len(data))
     walk = begin_validation(batch, limits, NOW_MS)
     while not walk.step(7):

@@ -7,7 +7,7 @@ import warnings
 
 from hypothesis import strategies as st
 
-from default_limits import Limits
+from default_limits import RecordLimits
 from record_builders import build_batch
 from tidemill.records.batch import CRC, Batch, parse_batch
 from tidemill.records.checksum import crc32c
@@ -22,8 +22,8 @@ with warnings.catch_warnings():
 __all__ = ["PythonBatch", "PythonBuilder"]
 
 NOW_MS = 1_700_000_000_000
-OPEN = Limits(max_batch_bytes=1 << 30, timestamp_after_ms=(1 << 63) - 1)
-"""Limits that reject only invalid batches."""
+OPEN = RecordLimits(max_batch_bytes=1 << 30, timestamp_after_ms=(1 << 63) - 1)
+"""RecordLimits that reject only invalid batches."""
 
 blobs = st.none() | st.binary(max_size=200)
 headers = st.lists(st.tuples(st.text(max_size=8), st.none() | st.binary(max_size=20)), max_size=4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from record_samples import NOW_MS, OPEN, parsed, patched, raw_batch, raw_record, with_crc, zigzag
 
-from default_limits import BatchCursor, Limits
+from default_limits import BatchCursor, RecordLimits
 from record_builders import build_batch, parse_batches
 from tidemill.model.errors import CorruptMessage, ErrorCode, InvalidRecord, KafkaError
 from tidemill.records.batch import (
@@ -18,7 +18,7 @@ from tidemill.records.batch import (
     LENGTH,
     MAGIC,
     MAX_TIMESTAMP,
-    NONE,
+    NO_COMPRESSION,
     PRODUCER_ID,
     RECORD_COUNT,
     Batch,
@@ -40,7 +40,9 @@ from tidemill.records.record_cursor import add_timestamp
 GOOD = build_batch([(NOW_MS, b"key", b"value", [("h", b"x"), ("i", None)]), (NOW_MS + 1, None, None, None)])
 
 
-def refused(data: bytes, limits: Limits = OPEN, code: ErrorCode = ErrorCode.INVALID_RECORD) -> KafkaError:
+def refused(
+    data: bytes, limits: RecordLimits = OPEN, code: ErrorCode = ErrorCode.INVALID_RECORD
+) -> KafkaError:
     with pytest.raises(KafkaError) as caught:
         validate(parse_batch(data, 0, len(data)), limits, NOW_MS)
     assert caught.value.code == code, caught.value
@@ -49,7 +51,7 @@ def refused(data: bytes, limits: Limits = OPEN, code: ErrorCode = ErrorCode.INVA
 
 def test_a_valid_batch_is_stored_unchanged() -> None:
     batch = parsed(GOOD)
-    assert validate(batch, Limits(), NOW_MS) is batch
+    assert validate(batch, RecordLimits(), NOW_MS) is batch
 
 
 # -- framing ----------------------------------------------------------------------------------------------
@@ -123,14 +125,17 @@ def test_a_batch_beyond_the_bytes_raises_value_error() -> None:
 
 def test_the_size_limit_applies_to_a_batch_that_grows_when_recompressed() -> None:
     sent = build_batch([(NOW_MS, None, b"v" * 2000, None)], codec=GZIP)
-    stored = for_storage(sent, 0, len(sent), CURRENT_MAGIC, NONE, Limits(), NOW_MS, False)
+    stored = for_storage(sent, 0, len(sent), CURRENT_MAGIC, NO_COMPRESSION, RecordLimits(), NOW_MS, False)
     assert isinstance(stored, Batch)
     assert stored.size > len(sent)
-    exact = Limits(max_batch_bytes=int(stored.size))
-    assert for_storage(sent, 0, len(sent), CURRENT_MAGIC, NONE, exact, NOW_MS, False).size == stored.size
-    small = Limits(max_batch_bytes=int(stored.size) - 1)
+    exact = RecordLimits(max_batch_bytes=int(stored.size))
+    assert (
+        for_storage(sent, 0, len(sent), CURRENT_MAGIC, NO_COMPRESSION, exact, NOW_MS, False).size
+        == stored.size
+    )
+    small = RecordLimits(max_batch_bytes=int(stored.size) - 1)
     with pytest.raises(KafkaError, match=f"would be stored with {stored.size} bytes") as caught:
-        for_storage(sent, 0, len(sent), CURRENT_MAGIC, NONE, small, NOW_MS, False)
+        for_storage(sent, 0, len(sent), CURRENT_MAGIC, NO_COMPRESSION, small, NOW_MS, False)
     assert caught.value.code == ErrorCode.MESSAGE_TOO_LARGE
 
 
@@ -145,7 +150,7 @@ def test_control_batch_of_a_client() -> None:
 
 
 def test_rejects_log_append_time_of_a_client() -> None:
-    for limits in (OPEN, Limits(check_timestamps=False)):
+    for limits in (OPEN, RecordLimits(check_timestamps=False)):
         error = refused(stamp_append_time(parsed(GOOD), NOW_MS), limits, ErrorCode.INVALID_TIMESTAMP)
         assert isinstance(error, InvalidRecord)
         assert error.record_errors[0][0] == 0
@@ -241,26 +246,28 @@ def test_lists_timestamps_out_of_bounds() -> None:
     data = build_batch(
         [(NOW_MS + delta, b"k", b"v", None) for delta in (0, hour, hour + 1, -hour, -hour - 1)]
     )
-    limits = Limits(timestamp_before_ms=hour, timestamp_after_ms=hour)
+    limits = RecordLimits(timestamp_before_ms=hour, timestamp_after_ms=hour)
     error = refused(data, limits, ErrorCode.INVALID_TIMESTAMP)
     assert isinstance(error, InvalidRecord)
     assert [index for index, _ in error.record_errors] == [2, 4]
     assert str(NOW_MS + hour + 1) in error.record_errors[0][1]
-    validate(parsed(data), Limits(check_timestamps=False), NOW_MS)
+    validate(parsed(data), RecordLimits(check_timestamps=False), NOW_MS)
 
 
 def test_default_limits_accept_the_past_and_one_hour_of_the_future() -> None:
-    validate(parsed(build_batch([(0, None, b"v", None)])), Limits(), NOW_MS)
-    refused(build_batch([(NOW_MS + 3_600_001, None, None, None)]), Limits(), ErrorCode.INVALID_TIMESTAMP)
+    validate(parsed(build_batch([(0, None, b"v", None)])), RecordLimits(), NOW_MS)
+    refused(
+        build_batch([(NOW_MS + 3_600_001, None, None, None)]), RecordLimits(), ErrorCode.INVALID_TIMESTAMP
+    )
 
 
 def test_accepts_a_record_without_a_timestamp() -> None:
-    validate(parsed(build_batch([(-1, None, b"v", None)])), Limits(timestamp_before_ms=1000), NOW_MS)
+    validate(parsed(build_batch([(-1, None, b"v", None)])), RecordLimits(timestamp_before_ms=1000), NOW_MS)
 
 
 def test_lists_records_without_the_keys_of_a_compacted_topic() -> None:
     data = build_batch([(NOW_MS, key, b"v", None) for key in (b"a", None, b"", None)])
-    error = refused(data, Limits(key_required=True))
+    error = refused(data, RecordLimits(key_required=True))
     assert isinstance(error, InvalidRecord)
     assert [index for index, _ in error.record_errors] == [1, 3]
     assert "compacted" in error.record_errors[0][1]
@@ -268,7 +275,7 @@ def test_lists_records_without_the_keys_of_a_compacted_topic() -> None:
 
 def test_the_error_code_is_that_of_the_first_rejected_record() -> None:
     data = build_batch([(0, b"k", None, None), (NOW_MS, None, None, None)])
-    limits = Limits(key_required=True, timestamp_before_ms=1000)
+    limits = RecordLimits(key_required=True, timestamp_before_ms=1000)
     error = refused(data, limits, ErrorCode.INVALID_TIMESTAMP)
     assert isinstance(error, InvalidRecord)
     assert [index for index, _ in error.record_errors] == [0, 1]
@@ -276,7 +283,7 @@ def test_the_error_code_is_that_of_the_first_rejected_record() -> None:
 
 def test_limits_the_list_of_rejected_records() -> None:
     data = build_batch([(NOW_MS, None, None, None)] * 1000)
-    error = refused(data, Limits(key_required=True))
+    error = refused(data, RecordLimits(key_required=True))
     assert isinstance(error, InvalidRecord)
     assert len(error.record_errors) == RECORD_ERRORS_MAX
 
@@ -294,7 +301,7 @@ def test_extreme_base_timestamps() -> None:
     data = patched(low, BASE_TIMESTAMP, ">q", -(2**63))
     refused(data)
     stored = validate(
-        parsed(patched(low, BASE_TIMESTAMP, ">q", -(2**63) + 1)), Limits(check_timestamps=True), NOW_MS
+        parsed(patched(low, BASE_TIMESTAMP, ">q", -(2**63) + 1)), RecordLimits(check_timestamps=True), NOW_MS
     )
     assert stored.max_timestamp == -1
 
@@ -309,7 +316,7 @@ def test_validation_in_slices_has_the_same_result(records_max: int) -> None:
     ]
     data = build_batch(records)
     batch = parsed(data)
-    limits = Limits(key_required=True)
+    limits = RecordLimits(key_required=True)
     walk = begin_validation(batch, limits, NOW_MS)
     steps = 1
     while not walk.step(records_max):

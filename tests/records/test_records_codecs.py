@@ -18,7 +18,7 @@ from record_samples import NOW_MS, OPEN, PythonBatch, PythonBuilder, batches_of_
 from default_limits import iter_records, read_records
 from record_builders import build_batch, parse_batches
 from tidemill.model.errors import CorruptMessage
-from tidemill.records.batch import CURRENT_MAGIC, GZIP, LZ4, NONE, SNAPPY, ZSTD
+from tidemill.records.batch import CURRENT_MAGIC, GZIP, LZ4, NO_COMPRESSION, SNAPPY, ZSTD
 from tidemill.records.batch_validation import validate
 from tidemill.records.builder import BatchBuilder, stamp_append_time
 from tidemill.records.compression import (
@@ -30,7 +30,7 @@ from tidemill.records.compression import (
 from tidemill.records.format_conversion import for_storage
 from tidemill.records.varint import read_varint, read_varlong, varint_size, write_varint
 
-CODECS = [NONE, GZIP, SNAPPY, LZ4, ZSTD]
+CODECS = [NO_COMPRESSION, GZIP, SNAPPY, LZ4, ZSTD]
 LIMIT = 1 << 24
 
 
@@ -91,7 +91,7 @@ def test_aiokafka_batches_are_valid_and_read(records, codec):
 
 
 @settings(max_examples=60, deadline=None)
-@given(batches_of_records, st.sampled_from([NONE, GZIP]))
+@given(batches_of_records, st.sampled_from([NO_COMPRESSION, GZIP]))
 def test_kafka_python_both_ways(records, codec):
     other = PythonBatch(bytearray(build_batch(records, codec=codec)))
     assert other.validate_crc()

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_samples import NOW_MS, OPEN, decompress, parsed, patched, raw_batch, with_crc, zigzag
 
-from default_limits import Limits, decode_columns, iter_records
+from default_limits import RecordLimits, decode_columns, iter_records
 from record_builders import build_batch, parse_batches
 from tidemill.model.errors import CorruptMessage, InvalidRecord, KafkaError
 from tidemill.records.arrow import to_record_batch
@@ -163,7 +163,7 @@ def test_rejects_a_decompression_bomb_within_its_limit(name: str) -> None:
     batch = parsed(patched(raw_batch(packed), 21, ">h", codec))
     assert is_costly(batch)
     with pytest.raises(InvalidRecord):
-        validate(batch, Limits(max_batch_bytes=1 << 30, unpacked_bytes_max=LIMIT), NOW_MS)
+        validate(batch, RecordLimits(max_batch_bytes=1 << 30, unpacked_bytes_max=LIMIT), NOW_MS)
 
 
 def zstd_frame(window: int, content_size: int, blocks: bytes) -> bytes:

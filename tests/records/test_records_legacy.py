@@ -8,10 +8,10 @@ import zlib
 import pytest
 from legacy_samples import entry_bytes, messages, read_set
 
-from default_limits import EntryCursor, Limits, down
+from default_limits import EntryCursor, RecordLimits, down
 from record_builders import build_batch, build_message_set
 from tidemill.model.errors import CorruptMessage, ErrorCode, InvalidRecord, KafkaError
-from tidemill.records.batch import GZIP, LZ4, NONE, RECORDS, SNAPPY, ZSTD, Batch, parse_batch
+from tidemill.records.batch import GZIP, LZ4, NO_COMPRESSION, RECORDS, SNAPPY, ZSTD, Batch, parse_batch
 from tidemill.records.builder import stamp_append_time
 from tidemill.records.compression import compress, decompress_range
 from tidemill.records.format_conversion import COSTLY_MESSAGES, KEEP_CODEC, for_storage, is_costly_for_storage
@@ -153,13 +153,13 @@ def test_accepts_compressed_sets_with_offsets_minus_one(
     """pykafka 2.8 does so with broker_version 0.10.2 and 1.0.0; Apache Kafka 3.9.2 accepts it."""
     inside = messages(magic, [(offset, TIME_MS, b"key", b"%d" % offset) for offset in offsets])
     data = wrap(magic, codec, inside, wrapper_offset, TIME_MS)
-    made = for_storage(data, 0, len(data), stored_magic, KEEP_CODEC, Limits(), TIME_MS, False)
+    made = for_storage(data, 0, len(data), stored_magic, KEEP_CODEC, RecordLimits(), TIME_MS, False)
     assert [(offset, value) for offset, *_, value in read_set(stored_at(made, 100))] == [
         (100 + index, b"%d" % offset) for index, offset in enumerate(offsets)
     ]
 
 
-@pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, LZ4])
+@pytest.mark.parametrize("codec", [NO_COMPRESSION, GZIP, SNAPPY, LZ4])
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("stored_magic", [0, 1, 2])
 def test_stores_a_set_regardless_of_the_surrounding_bytes(codec: int, magic: int, stored_magic: int) -> None:
@@ -167,7 +167,7 @@ def test_stores_a_set_regardless_of_the_surrounding_bytes(codec: int, magic: int
     for before in (0, 3, 33):
         request = b"#" * before + data + b"#" * 40
         made = for_storage(
-            request, before, before + len(data), stored_magic, KEEP_CODEC, Limits(), TIME_MS, False
+            request, before, before + len(data), stored_magic, KEEP_CODEC, RecordLimits(), TIME_MS, False
         )
         assert [(one[0], one[4]) for one in read_set(stored_at(made, 100))] == [
             (100 + at, b"%d" % at) for at in range(3)
@@ -181,13 +181,13 @@ def test_a_wrapper_is_the_only_message_of_its_set(magic: int, stored_magic: int)
     plain = build_message_set(magic, [(TIME_MS, b"k", b"v")])
     for data in (wrapper * 2, wrapper + plain, plain + wrapper):
         with pytest.raises(InvalidRecord, match="must be exactly one wrapper"):
-            for_storage(data, 0, len(data), stored_magic, KEEP_CODEC, Limits(), TIME_MS, False)
+            for_storage(data, 0, len(data), stored_magic, KEEP_CODEC, RecordLimits(), TIME_MS, False)
 
 
 @pytest.mark.parametrize("value_bytes", range(20))
 def test_append_time_is_stored_with_every_message_of_a_set(value_bytes: int) -> None:
     data = build_message_set(1, [(at, b"key", b"%d" % at + bytes(value_bytes)) for at in range(4)])
-    made = for_storage(data, 0, len(data), 1, KEEP_CODEC, Limits(), TIME_MS, True)
+    made = for_storage(data, 0, len(data), 1, KEEP_CODEC, RecordLimits(), TIME_MS, True)
     assert read_set(stored_at(made, 100, TIME_MS)) == [
         (100 + at, TIME_MS, 1, b"key", b"%d" % at + bytes(value_bytes)) for at in range(4)
     ]
@@ -201,7 +201,7 @@ def test_rejects_a_range_outside_its_buffer(position: int, end: int) -> None:
     for take in (
         lambda: parse_entry(data, position, end),
         lambda: decompress_range(GZIP, data, position, end, 1000),
-        lambda: for_storage(data, position, end, 1, KEEP_CODEC, Limits(), TIME_MS, False),
+        lambda: for_storage(data, position, end, 1, KEEP_CODEC, RecordLimits(), TIME_MS, False),
         lambda: parse_batch(data, position, end),
     ):
         with pytest.raises(ValueError, match=f"bytes {position} to {end} are not inside a buffer of 42"):
@@ -213,7 +213,7 @@ def test_rejects_a_wrapper_with_larger_inner_offsets(wrapper_offset: int) -> Non
     inside = messages(1, [(offset, TIME_MS, b"key", b"value") for offset in range(3)])
     data = wrap(1, GZIP, inside, wrapper_offset, TIME_MS)
     with pytest.raises(InvalidRecord, match=f"the wrapper has offset {wrapper_offset}"):
-        for_storage(data, 0, len(data), 2, KEEP_CODEC, Limits(), TIME_MS, False)
+        for_storage(data, 0, len(data), 2, KEEP_CODEC, RecordLimits(), TIME_MS, False)
 
 
 def test_rejects_a_stored_wrapper_with_negative_inner_offsets() -> None:
@@ -374,7 +374,7 @@ def test_a_stored_wrapper_of_v1_has_the_largest_timestamp_or_log_append_time(
 
 
 def test_does_not_build_an_empty_set() -> None:
-    for codec in (NONE, GZIP):
+    for codec in (NO_COMPRESSION, GZIP):
         with pytest.raises(ValueError, match="without records"):
             build_message_set(1, [], codec)
     with pytest.raises(ValueError, match="format 0 or 1"):
@@ -385,7 +385,7 @@ def test_does_not_build_an_empty_set() -> None:
 def test_down_conversion_stops_before_a_zstd_batch_and_then_fails(magic: int) -> None:
     parts = [
         build_batch([(5, b"k", b"%d" % first, None)], codec, base_offset=first)
-        for first, codec in ((0, NONE), (1, ZSTD), (2, NONE))
+        for first, codec in ((0, NO_COMPRESSION), (1, ZSTD), (2, NO_COMPRESSION))
     ]
     data = b"".join(parts)
     first = down(data, 0, len(data), magic, 0, 1 << 20)
@@ -470,7 +470,7 @@ def test_a_compressed_batch_becomes_one_wrapper_with_the_offsets_of_its_format(
         assert len(read_set(part.data)) == 3 * count
 
 
-@pytest.mark.parametrize("codec", [NONE, GZIP])
+@pytest.mark.parametrize("codec", [NO_COMPRESSION, GZIP])
 @pytest.mark.parametrize("magic", [0, 1])
 def test_down_conversion_keeps_log_append_time_in_v1(magic: int, codec: int) -> None:
     batch = build_batch([(5, b"k", b"v", None), (6, b"k", b"w", None)], codec, base_offset=20)
@@ -485,7 +485,7 @@ def test_down_conversion_keeps_log_append_time_in_v1(magic: int, codec: int) -> 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_down_conversion_continues_after_stored_messages(magic: int) -> None:
     rows = [(5, b"k", b"%d" % at) for at in range(3)]
-    data = build_message_set(magic, rows, NONE, base_offset=40)
+    data = build_message_set(magic, rows, NO_COMPRESSION, base_offset=40)
     size = len(data) // 3
     for first, count in ((0, 3), (40, 3), (41, 2), (42, 1), (43, 0)):
         made = down(data, 0, len(data), magic, first, 1 << 20)
@@ -536,11 +536,11 @@ def test_rejecting_a_batch_at_once_is_not_costly() -> None:
     assert is_costly(b"x" * 100_000, 1) is False
 
 
-@pytest.mark.parametrize("codec", [NONE, GZIP])
+@pytest.mark.parametrize("codec", [NO_COMPRESSION, GZIP])
 def test_reports_the_index_of_a_message_without_a_key(codec: int) -> None:
     data = build_message_set(1, [(TIME_MS, b"k", b"a"), (TIME_MS, None, b"b"), (TIME_MS, b"k", b"c")], codec)
     with pytest.raises(
         InvalidRecord, match="1 of 3 records cannot be stored, so none was; record 1: "
     ) as caught:
-        for_storage(data, 0, len(data), 1, KEEP_CODEC, Limits(key_required=True), TIME_MS, False)
+        for_storage(data, 0, len(data), 1, KEEP_CODEC, RecordLimits(key_required=True), TIME_MS, False)
     assert [index for index, _ in caught.value.record_errors] == [1]

@@ -7,7 +7,7 @@ from typing import Any
 from faulty_files import FaultyFiles
 from message_fetcher import MessageFetcher
 
-from default_limits import Limits
+from default_limits import RecordLimits
 from log_start import NOW, start_logs
 from partition_events import IgnoredEvents
 from record_builders import build_batch
@@ -76,7 +76,7 @@ class Broker:
 
     def _made(self, index: int) -> Partition:
         log = self.logs.create(TopicPartition("t", index), TOPIC, self.config, 0)
-        return Partition("t", index, log, Limits(), self.node, self.events)
+        return Partition("t", index, log, RecordLimits(), self.node, self.events)
 
     def become(self, leader: int, epoch: int, isr: tuple[int, ...] = (LEADER, FOLLOWER)) -> None:
         for partition in self.partitions:

@@ -17,8 +17,8 @@ from test_replica_alter_log_dirs import KEY, PATIENCE_S, A, B, Stage, check_whol
 
 import tidemill.log.system_files as files_module
 from tidemill.log.errors import storage_error
-from tidemill.log.future_log import FutureLog
 from tidemill.log.log_config import LogConfig
+from tidemill.log.log_dir_move import LogDirMove
 from tidemill.log.log_manager import LogManager
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import StorageError
@@ -69,7 +69,7 @@ async def losses_at_next_start(files: FaultyFiles) -> list[bool]:
 
 
 def failures(logs: LogManager) -> list[str]:
-    return [directory.path for directory in logs.dirs.all if directory.failure]
+    return [directory.path for directory in logs.dirs.all if directory.is_offline]
 
 
 def test_a_failed_sync_during_shutdown_leaves_no_clean_shutdown_marker() -> None:
@@ -293,7 +293,7 @@ class ForgetfulFiles(FaultyFiles):
 def test_the_source_directory_does_not_reappear_when_the_new_name_is_unsynced(
     monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:
-    sync_target = FutureLog.sync_target
+    sync_target = LogDirMove.sync_target
 
     files = ForgetfulFiles()
 
@@ -303,19 +303,19 @@ def test_the_source_directory_does_not_reappear_when_the_new_name_is_unsynced(
         await asyncio.wait(stage.replicas.flushing.under_way)
         begun = threading.Event()
 
-        def fail(move: FutureLog) -> None:
+        def fail(move: LogDirMove) -> None:
             begun.set()
             time.sleep(0.05)
             files.fail("sync_directory", B, errno.EIO)
             sync_target(move)
 
-        monkeypatch.setattr(FutureLog, "sync_target", fail)
+        monkeypatch.setattr(LogDirMove, "sync_target", fail)
         stage.mover.begin(KEY, B)
         if stops:
             await asyncio.get_running_loop().run_in_executor(None, begun.wait, PATIENCE_S)
         else:
             await stage.moved()
-        if not stage.partition.failed and not stops:
+        if not stage.partition.is_offline and not stops:
             stage.append(5)
             await asyncio.wait(stage.replicas.flushing.under_way)
         acknowledged = int(stage.partition.high_watermark)

@@ -6,7 +6,7 @@ import errno
 
 from replica_stage import FOLLOWER, LEADER, TOPIC, Broker, Pair, Quiet, batch_of
 
-from default_limits import Limits
+from default_limits import RecordLimits
 from log_start import start_logs
 from tidemill.log.log_config import LogConfig
 from tidemill.model.types import TopicPartition
@@ -38,8 +38,8 @@ def test_a_leader_that_becomes_the_only_in_sync_replica_commits_its_synced_recor
     assert partition.high_watermark == 0
     assert partition.must_delay_response(-1, 1)
     assert partition.must_delay_response(1, 1)
-    partition.set_min_insync(2, 0)
-    partition.set_min_insync(1, 0)
+    partition.set_min_insync_replicas(2, 0)
+    partition.set_min_insync_replicas(1, 0)
     assert partition.high_watermark == 0
     sync(partition)
     assert partition.high_watermark == 1
@@ -84,7 +84,7 @@ def test_unsynced_records_of_a_killed_process_are_synced_before_their_retry_is_a
     partition.append(produced(7, 1), -1, 0)
     broker.files.kill()
     logs = start_logs(broker.files, ["/d"], EACH, now_ms=0)
-    started = Partition("t", 0, logs.logs[TopicPartition("t", 0)], Limits(), LEADER, Quiet())
+    started = Partition("t", 0, logs.logs[TopicPartition("t", 0)], RecordLimits(), LEADER, Quiet())
     started.high_watermark = 1
     started.apply_state(LEADER, 1, (LEADER,), (LEADER,), partition_epoch=-1, now_ms=0)
     assert (started.log.end_offset, started.log.recovery_point, started.high_watermark) == (2, 1, 1)

@@ -11,7 +11,7 @@ import pytest
 from message_fetcher import MessageFetcher
 from replica_stage import BACKOFF_MS, FOLLOWER, LEADER, TOPIC, Broker
 
-from tidemill.log.log_segment import Slice
+from tidemill.log.log_segment import LogRange
 from tidemill.model.errors import CorruptMessage
 from tidemill.records.batch import LEADER_EPOCH
 from tidemill.replication.replica_fetcher import (
@@ -44,7 +44,7 @@ class Deposed:
         assert self.take(self.ask()) == []
         self.leader.write(0, b"old2", b"old3")
 
-    def ask(self) -> Slice:
+    def ask(self) -> LogRange:
         """The follower sends a fetch; returns the position of the records in the file."""
         request = self.fetcher.build_request(BACKOFF_MS)
         assert request is not None
@@ -52,7 +52,7 @@ class Deposed:
         assert found is not None
         return found
 
-    def take(self, found: Slice) -> list[PartitionFailure]:
+    def take(self, found: LogRange) -> list[PartitionFailure]:
         """The response arrives with the current content of the file."""
         part = PartitionData(partition_index=0, high_watermark=1, log_start_offset=0, records=found.read())
         topics = [FetchableTopicResponse(topic_id=TOPIC, partitions=[part])]

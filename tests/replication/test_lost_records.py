@@ -20,9 +20,9 @@ from default_limits import DirectoryCheck
 from log_start import start_logs
 from tidemill.cli.log import command
 from tidemill.log.file_names import BOOT, RECORDS_LOST
-from tidemill.log.future_log import begin_move
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
+from tidemill.log.log_dir_move import begin_move
 from tidemill.log.log_manager import LogManager
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.clock import SystemClock
@@ -361,17 +361,17 @@ def cut_all(logs: LogManager) -> int:
 
 def delete_records(logs: LogManager) -> int:
     logs.logs[KEY].advance_start(WHOLE + 13)
-    logs.logs[KEY].remove_segments(len(logs.logs[KEY].segments), 0)
+    logs.logs[KEY].delete_old_segments(len(logs.logs[KEY].segments), 0)
     return WHOLE + 13
 
 
 def move_elsewhere(logs: LogManager) -> int:
     move = begin_move(logs, KEY, logs.dirs.all[1].path, 0)
     assert move is not None
-    while (piece := move.next_slice(300, 0)) is not None:
-        move.copy_slice(piece, 0)
+    while (piece := move.next_range(300, 0)) is not None:
+        move.copy_range(piece, 0)
     move.replace_current(0, flush=True)
-    move.delete_source(0)
+    move.delete_replaced(0)
     return WHOLE + 13
 
 

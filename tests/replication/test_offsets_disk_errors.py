@@ -92,7 +92,7 @@ def test_a_broker_that_cannot_access_offsets_stops_coordinating_their_groups(
         one.break_disk(operation, number)
         await one.fails(work(one))
         await one.directory_failed.wait()
-        assert one.stored.failed
+        assert one.stored.is_offline
         assert one.led[OFFSETS_TOPIC] is False
 
     coordinating(test)
@@ -108,6 +108,6 @@ def test_a_full_disk_is_reported_for_offset_commits_and_accepts_them_later() -> 
         assert isinstance(files, FaultyFiles)
         files.heal()
         await one.commit()
-        assert not one.stored.failed
+        assert not one.stored.is_offline
 
     coordinating(test)

@@ -29,7 +29,7 @@ class Reading:
         self.broker.become(FOLLOWER, 2)
         self.broker.become(LEADER, 3)
         self.partition: Partition = self.broker.partitions[0]
-        self.partition.set_min_insync(min_insync_replicas, 0)
+        self.partition.set_min_insync_replicas(min_insync_replicas, 0)
         self.has_read = asyncio.Event()
 
     async def read(self) -> None:

@@ -265,7 +265,7 @@ def test_a_leader_with_a_failed_disk_commits_nothing_after_its_last_sync() -> No
     broker.write(0, b"a")
     outcomes = wait(partition, 2)
     broker.write(0, b"b")
-    partition.fail("the disk is broken")
+    partition.mark_offline("the disk is broken")
     partition.flushed(1, 1)
     assert partition.high_watermark == 1
     (error,) = outcomes
@@ -323,7 +323,7 @@ def test_a_new_leader_appends_nothing_before_its_truncation_is_synced(is_emptied
 
 def test_acks_all_requires_min_insync_replicas() -> None:
     _, partition = led((1,))
-    partition.set_min_insync(2, 0)
+    partition.set_min_insync_replicas(2, 0)
     with pytest.raises(KafkaError, match=r"1 in-sync replicas, min\.insync\.replicas is 2"):
         partition.append(batch_of(b"v"), -1, 0)
 

@@ -23,11 +23,11 @@ from tidemill.broker.fetch_partition_data import FetchPartitionData
 from tidemill.broker.fetch_reader import diverges
 from tidemill.log.aborted_transactions import AbortedTransactions
 from tidemill.log.file_names import LEADER_EPOCHS, MOVED_TO, TRANSACTION_INDEX
-from tidemill.log.future_log import FutureLog, begin_move
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
+from tidemill.log.log_dir_move import LogDirMove, begin_move
 from tidemill.log.log_manager import LogManager
-from tidemill.log.log_segment import Slice
+from tidemill.log.log_segment import LogRange
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.types import TopicPartition
@@ -226,7 +226,7 @@ def test_deleted_records_stay_deleted_and_the_topic_may_be_deleted_during_a_move
     staged(test, 60)
 
 
-@pytest.mark.parametrize("step", ["sync_target", "delete_source"])
+@pytest.mark.parametrize("step", ["sync_target", "delete_replaced"])
 def test_records_deleted_before_the_replacement_stay_deleted_after_a_kill(
     step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,13 +235,13 @@ def test_records_deleted_before_the_replacement_stay_deleted_after_a_kill(
     async def test(stage: Stage) -> None:
         replicas = stage.replicas
 
-        async def prepare_and_delete(mover: ReplicaAlterLogDirs, move: FutureLog) -> None:
+        async def prepare_and_delete(mover: ReplicaAlterLogDirs, move: LogDirMove) -> None:
             await prepare(mover, move)
             partition = replicas.find("t", 0)
             assert partition is not None
             if partition.log.start_offset == 0:
                 partition.advance_start(33)
-                directory = replicas.logs.dirs.directory_of(move.source)
+                directory = replicas.logs.dirs.directory_of(move.current_log)
                 assert await replicas.checkpoints.log_starts_in([directory]) == []
 
         stage.append(60)
@@ -266,18 +266,18 @@ def test_deleted_records_stay_deleted_when_a_power_cut_reverts_the_move(
         stage.log.flush(0)
         stage.partition.advance_start(33)
         await stage.replicas.checkpoints.log_starts()
-        sync_target = FutureLog.sync_target
+        sync_target = LogDirMove.sync_target
 
-        def fail(move: FutureLog) -> None:
+        def fail(move: LogDirMove) -> None:
             stage.files.fail("sync_directory", B, errno.EIO, times=1000)
             sync_target(move)
 
-        monkeypatch.setattr(FutureLog, "sync_target", fail)
+        monkeypatch.setattr(LogDirMove, "sync_target", fail)
         stage.mover.begin(KEY, B)
         await stage.moved()
         target = stage.logs.dirs.at_path(B)
         assert target is not None
-        assert target.failure
+        assert target.offline_reason
         await stage.replicas.checkpoints.write_removals()
         stage.files.power_cut()
         stage.files.heal()
@@ -299,7 +299,7 @@ def test_a_partition_recreated_in_the_source_directory_is_not_removed_by_a_compl
         stage.append(60)
         sync_target = ReplicaAlterLogDirs._sync_target
 
-        async def make_anew(mover: ReplicaAlterLogDirs, move: FutureLog) -> None:
+        async def make_anew(mover: ReplicaAlterLogDirs, move: LogDirMove) -> None:
             await sync_target(mover, move)
             list(stage.replicas.deleting("t", ID))
             await stage.replicas.checkpoints.write_removals()
@@ -347,7 +347,7 @@ def test_an_unhandled_loss_before_a_move_is_reported_by_the_next_start(loss: str
 def test_a_log_truncated_during_its_move_is_copied_again() -> None:
     async def test(stage: Stage) -> None:
         stage.mover.begin(KEY, B)
-        while stage.mover.moves[KEY].future.end_offset == 0:
+        while stage.mover.moves[KEY].future_log.end_offset == 0:
             stage.append()
             await asyncio.sleep(0)
         stage.log.truncate_to(10, 0)
@@ -381,19 +381,19 @@ def test_a_cancelled_move_keeps_the_move_marker_of_the_next_move(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     marks, goes_on, ends = threading.Event(), threading.Event(), threading.Event()
-    mark = FutureLog.mark_moved
+    mark = LogDirMove.mark_moved
 
-    def mark_late(move: FutureLog) -> None:
+    def mark_late(move: LogDirMove) -> None:
         if move.target.path == B:
             marks.set()
             assert goes_on.wait(PATIENCE_S)
         mark(move)
 
-    def sync_late(move: FutureLog) -> None:
+    def sync_late(move: LogDirMove) -> None:
         assert ends.wait(PATIENCE_S)
 
-    monkeypatch.setattr(FutureLog, "mark_moved", mark_late)
-    monkeypatch.setattr(FutureLog, "sync_target", sync_late)
+    monkeypatch.setattr(LogDirMove, "mark_moved", mark_late)
+    monkeypatch.setattr(LogDirMove, "sync_target", sync_late)
 
     async def test(stage: Stage) -> None:
         stage.mover.begin(KEY, B)
@@ -439,7 +439,7 @@ def test_a_throttled_move_continues_when_the_rate_changes() -> None:
         stage.mover.set_bytes_per_second(1)
         stage.mover.begin(KEY, B)
         await asyncio.sleep(0.05)
-        assert stage.mover.moves[KEY].future.end_offset == 0
+        assert stage.mover.moves[KEY].future_log.end_offset == 0
         stage.mover.set_bytes_per_second(1_000_000)
         await stage.moved()
         check_whole(stage, B, 80)
@@ -573,7 +573,7 @@ def refuse(*arguments: object) -> None:
 async def move_with_failing_step(stage: Stage, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """Moves the partition to ``/disk/b``; the method ``step`` of the move raises an error."""
     with monkeypatch.context() as patched:
-        patched.setattr(FutureLog, step, refuse)
+        patched.setattr(LogDirMove, step, refuse)
         stage.mover.begin(KEY, B)
         await stage.moved()
 
@@ -583,7 +583,7 @@ async def check_start_without_destination(stage: Stage, count: int) -> None:
     await stage.stop()
     stage.files.fail("list", B, errno.EIO)
     again = Stage(stage.files)
-    assert again.logs.dirs.at_path(B).failure
+    assert again.logs.dirs.at_path(B).offline_reason
     assert values(again.log) == list(range(count))
     again.files.heal()
     await again.stop()
@@ -617,7 +617,7 @@ def test_a_source_directory_that_cannot_be_deleted_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(stage: Stage) -> None:
-        await move_with_failing_step(stage, monkeypatch, "delete_source")
+        await move_with_failing_step(stage, monkeypatch, "delete_replaced")
         assert stage.log.directory == f"{B}/t-0"
         assert MOVED_TO in stage.files.list(f"{A}/t-0")
         assert f"{KEY} was moved, but {A}/t-0 stays until the next start" in caplog.text
@@ -633,7 +633,7 @@ def test_the_source_of_a_first_move_does_not_reappear_after_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test(stage: Stage) -> None:
-        await move_with_failing_step(stage, monkeypatch, "delete_source")
+        await move_with_failing_step(stage, monkeypatch, "delete_replaced")
         stage.append(5)
         stage.mover.begin(KEY, C)
         await stage.moved()
@@ -662,10 +662,10 @@ def test_a_topic_recreated_while_a_former_move_completes_keeps_its_records(
 ) -> None:
     goes_on = threading.Event()
 
-    def sync_late(move: FutureLog) -> None:
+    def sync_late(move: LogDirMove) -> None:
         assert goes_on.wait(PATIENCE_S)
 
-    monkeypatch.setattr(FutureLog, "sync_target", sync_late)
+    monkeypatch.setattr(LogDirMove, "sync_target", sync_late)
 
     async def test(stage: Stage) -> None:
         if in_cluster:
@@ -691,21 +691,21 @@ def test_a_topic_recreated_while_a_former_move_completes_keeps_its_records(
 def test_a_log_truncated_before_the_last_slice_is_not_copied_in_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    prepare, store = ReplicaAlterLogDirs._prepare, FutureLog.copy_slice
+    prepare, store = ReplicaAlterLogDirs._prepare, LogDirMove.copy_range
     threads: list[int] = []
 
     async def test(stage: Stage) -> None:
 
-        async def cut_after(mover: ReplicaAlterLogDirs, move: FutureLog) -> None:
+        async def cut_after(mover: ReplicaAlterLogDirs, move: LogDirMove) -> None:
             await prepare(mover, move)
             stage.log.truncate_to(150, 0)
 
-        def noted(move: FutureLog, piece: Slice, now_ms: int) -> int:
+        def noted(move: LogDirMove, piece: LogRange, now_ms: int) -> int:
             threads.append(threading.get_ident())
             return store(move, piece, now_ms)
 
         monkeypatch.setattr(ReplicaAlterLogDirs, "_prepare", cut_after)
-        monkeypatch.setattr(FutureLog, "copy_slice", noted)
+        monkeypatch.setattr(LogDirMove, "copy_range", noted)
         stage.mover.begin(KEY, B)
         await stage.moved()
         check_whole(stage, B, 150)
@@ -719,22 +719,22 @@ def test_a_log_truncated_before_the_last_slice_is_not_copied_in_the_event_loop(
 def test_no_record_is_copied_over_truncated_ones_before_the_truncation_is_synced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = FutureLog.copy_slice
+    store = LogDirMove.copy_range
     stored_from: list[int] = []
 
     async def test(stage: Stage) -> None:
 
-        def cut_after(move: FutureLog, piece: Slice, now_ms: int) -> int:
+        def cut_after(move: LogDirMove, piece: LogRange, now_ms: int) -> int:
             assert not move.needs_sync
-            stored_from.append(int(move.future.end_offset))
+            stored_from.append(int(move.future_log.end_offset))
             size = store(move, piece, now_ms)
             if len(stored_from) == 1:
-                move.source.truncate_to(20, now_ms)
+                move.current_log.truncate_to(20, now_ms)
                 for at in range(20, 200):
-                    move.source.append(batch_of(b"%d" % at), 2, now_ms)
+                    move.current_log.append(batch_of(b"%d" % at), 2, now_ms)
             return size
 
-        monkeypatch.setattr(FutureLog, "copy_slice", cut_after)
+        monkeypatch.setattr(LogDirMove, "copy_range", cut_after)
         stage.mover.begin(KEY, B)
         await stage.moved()
         check_whole(stage, B, 200)
@@ -749,34 +749,34 @@ def test_records_truncated_during_the_last_copy_do_not_reappear_after_a_power_cu
 ) -> None:
     prepare, store, sync_target = (
         ReplicaAlterLogDirs._prepare,
-        FutureLog.copy_slice,
+        LogDirMove.copy_range,
         ReplicaAlterLogDirs._sync_target,
     )
 
     async def test(stage: Stage) -> None:
         prepared = False
 
-        async def fall_behind_after(mover: ReplicaAlterLogDirs, move: FutureLog) -> None:
+        async def fall_behind_after(mover: ReplicaAlterLogDirs, move: LogDirMove) -> None:
             nonlocal prepared
             await prepare(mover, move)
             if not prepared:
                 prepared = True
                 stage.append(200)
 
-        def cut_after(move: FutureLog, piece: Slice, now_ms: int) -> int:
+        def cut_after(move: LogDirMove, piece: LogRange, now_ms: int) -> int:
             size = store(move, piece, now_ms)
-            if prepared and move.source.end_offset > 60:
-                move.source.truncate_to(30, now_ms)
-                move.source.flush(now_ms)
+            if prepared and move.current_log.end_offset > 60:
+                move.current_log.truncate_to(30, now_ms)
+                move.current_log.flush(now_ms)
             return size
 
-        async def fail_after(mover: ReplicaAlterLogDirs, move: FutureLog) -> None:
+        async def fail_after(mover: ReplicaAlterLogDirs, move: LogDirMove) -> None:
             await sync_target(mover, move)
             stage.files.power_cut()
             raise Killed
 
         monkeypatch.setattr(ReplicaAlterLogDirs, "_prepare", fall_behind_after)
-        monkeypatch.setattr(FutureLog, "copy_slice", cut_after)
+        monkeypatch.setattr(LogDirMove, "copy_range", cut_after)
         monkeypatch.setattr(ReplicaAlterLogDirs, "_sync_target", fail_after)
         stage.mover.begin(KEY, B)
         with contextlib.suppress(Killed):

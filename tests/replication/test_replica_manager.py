@@ -173,7 +173,7 @@ def test_a_failed_background_sync_takes_its_directory_offline() -> None:
         stage.files.fail("sync", "/disk/a/first-0", errno.EIO)
         await stage.replicas.flushing.flush_due()
         stage.files.heal()
-        assert first.failed
+        assert first.is_offline
         await stage.replicas.flushing.flush_due()
         stage.logs.close(0, {})
         assert clean_marks(stage.files) == ["/disk/b"]
@@ -192,7 +192,7 @@ def test_a_flush_without_descriptors_is_retried(monkeypatch: pytest.MonkeyPatch)
         assert not appended.done()
         stage.files.heal()
         assert await appended is None
-        assert not first.failed
+        assert not first.is_offline
 
     staged(test)
 
@@ -285,7 +285,7 @@ def test_a_truncation_that_cannot_be_stored_takes_the_directory_offline() -> Non
         stage.files.fail("replace", "recovery-point-offset-checkpoint")
         first.truncate_to(0, 0)
         await stage.flushed()
-        assert first.failed
+        assert first.is_offline
 
     staged(test)
 
@@ -413,8 +413,8 @@ def test_deleting_a_topic_during_a_flush_fails_only_its_delayed_operations() -> 
         assert error is not None
         assert "was deleted" in str(error)
         await stage.replicas.stop()
-        assert not third.failed
-        assert [directory.failure for directory in stage.logs.dirs.all] == ["", ""]
+        assert not third.is_offline
+        assert [directory.offline_reason for directory in stage.logs.dirs.all] == ["", ""]
 
     staged(test)
 
@@ -425,7 +425,7 @@ def test_a_log_with_partially_swapped_files_goes_offline_after_any_error() -> No
         problem = OSError(errno.EMFILE, "Too many open files", first.log.directory)
         failure = storage_error("exchange", first.log.directory, problem)
         stage.replicas.storage_failed(first.log, failure)
-        assert "Too many open files" in first.failed
+        assert "Too many open files" in first.offline_reason
 
     staged(test)
 
@@ -677,8 +677,8 @@ def test_every_partition_that_cannot_be_created_is_reported() -> None:
             stage.put("t", b"n" * 16, *states)
         named = ", ".join(map(str, (1, 3, *range(10, 28))))
         assert str(told.value).startswith(f"partitions {named} and 12 more of t have no log here; 1: /disk/")
-        assert stage.partition("t", 2).failed == ""
-        assert "another id" in stage.partition("t", 39).failed
+        assert stage.partition("t", 2).offline_reason == ""
+        assert "another id" in stage.partition("t", 39).offline_reason
 
     staged(test)
 
@@ -694,7 +694,7 @@ def test_a_log_without_a_topic_id_is_served_from_a_full_disk_and_gets_its_id_at_
         stage.files.fail("append", "partition.metadata", errno.ENOSPC)
         stage.put("t", b"n" * 16, ALONE)
         partition = stage.partition("t")
-        assert not partition.failed
+        assert not partition.is_offline
         assert partition.log is found
         assert (found.topic_id, int(found.end_offset)) == (b"n" * 16, 1)
 
@@ -764,11 +764,11 @@ def test_a_removed_directory_goes_offline_and_is_not_created_again() -> None:
         (first,) = stage.topic("first")
         (second,) = stage.topic("second", number=2)
         await stage.replicas.check_directories()
-        assert not first.failed
+        assert not first.is_offline
         stage.files.remove("/disk/a/meta.properties")
         await stage.replicas.check_directories()
-        assert "/disk/a or its meta.properties does not exist" in first.failed
-        assert not second.failed
+        assert "/disk/a or its meta.properties does not exist" in first.offline_reason
+        assert not second.is_offline
         (third,) = stage.topic("third", number=3)
         assert third.log.directory.startswith("/disk/b")
 
@@ -957,14 +957,14 @@ def test_retention_of_many_partitions_does_not_block_the_event_loop(monkeypatch:
         count = 2 * ITEMS_AT_ONCE_MAX + 1
         stage.topic("many", count)
         requested: list[int] = []
-        retain = stage.logs.retain
+        cleanup_logs = stage.logs.cleanup_logs
 
         def noted(now_ms: int, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
             requested.append(len(ends))
-            return retain(now_ms, ends)
+            return cleanup_logs(now_ms, ends)
 
-        monkeypatch.setattr(stage.logs, "retain", noted)
-        work = asyncio.ensure_future(stage.replicas.retain())
+        monkeypatch.setattr(stage.logs, "cleanup_logs", noted)
+        work = asyncio.ensure_future(stage.replicas.cleanup_logs())
         passes = 0
         while not work.done():
             passes += 1
@@ -1016,7 +1016,7 @@ def test_a_deleted_topic_does_not_reappear_beside_a_recreated_one_in_another_dir
         again.log.flush(0)
         stage.files.power_cut()
         logs = start_logs(stage.files, DIRECTORIES, now_ms=0)
-        assert not any(one.failure for one in logs.dirs.all)
+        assert not any(one.is_offline for one in logs.dirs.all)
         assert logs.logs[TopicPartition("t", 0)].topic_id == bytes([3]) * 16
 
     staged(test)

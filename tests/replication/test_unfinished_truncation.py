@@ -57,7 +57,7 @@ def test_a_log_open_in_a_power_cut_is_fetched_only_after_its_truncation(
         follow(stage)
         await asyncio.sleep(0.06)
         assert leaders.begun == []
-        assert first.failed == ""
+        assert first.offline_reason == ""
         stage.files.heal()
         await asyncio.sleep(0.2)
         await stage.flushed()
@@ -78,7 +78,7 @@ def test_an_untruncated_log_is_not_fetched_later_from_another_leader() -> None:
         assert leaders.begun == [3]
         await asyncio.sleep(0.06)
         assert leaders.begun == [3], "it is fetched already"
-        assert (first.leader, first.failed) == (3, "")
+        assert (first.leader, first.offline_reason) == (3, "")
 
     staged(test)
 
@@ -124,7 +124,7 @@ def test_a_replica_on_a_full_disk_stays_online_and_truncates_when_space_is_avail
         with pytest.raises(StorageError):
             first.truncate_to(3, 0)
         await asyncio.sleep(0.03)
-        assert first.failed == ""
+        assert first.offline_reason == ""
         assert first.flush_under_way, "its leader gets no offset meanwhile"
         assert first.high_watermark <= first.log.end_offset == 3
         stage.files.heal()
@@ -148,7 +148,7 @@ def test_a_replica_emptied_on_a_full_disk_stays_online_and_restarts_at_the_leade
             first.restart_at(100, 0)
         assert (first.log.start_offset, first.log.end_offset, first.high_watermark) == (100, 100, 100)
         await stage.flushed()
-        assert first.failed == ""
+        assert first.offline_reason == ""
         assert stage.files.exists(f"{first.log.directory}/{100:020}.log")
 
     staged(test)

@@ -111,7 +111,7 @@ def test_does_not_report_the_only_replica_if_a_disk_may_be_unmounted(
 def test_reports_no_missing_replicas_while_a_disk_has_failed(disks: tuple[Path, Path]) -> None:
     fill(disks)
     manager = opened(*disks)
-    manager.dirs.all[1].failure = "an error of the disk"
+    manager.dirs.all[1].offline_reason = "an error of the disk"
     manager.logs.clear()
     assert report_lost_replicas(image_of([1, 2], [1, 2]), NODE, manager).missing == {}
 

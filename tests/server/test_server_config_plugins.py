@@ -68,7 +68,7 @@ def start_after_retention(config: BrokerConfig, cleanup: tuple[str, ...] = ("del
         log.append(parse_batch(data, 0, len(data)), 0, NOW)
         if number < 10:
             log.roll(NOW)
-    logs.retain(NOW, {TopicPartition("t", 0): int(log.end_offset)})
+    logs.cleanup_logs(NOW, {TopicPartition("t", 0): int(log.end_offset)})
     return int(log.start_offset)
 
 

@@ -57,7 +57,7 @@ class Cluster:
             high_watermark=high_watermark,
             is_leader=is_leader,
             awaits_high_watermark=awaits_high_watermark,
-            failed="",
+            is_offline=False,
         )
 
     async def list_offsets(self, leader: int, keys: Collection[PartitionKey]) -> dict[tuple[str, int], int]:

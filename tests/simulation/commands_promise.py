@@ -252,7 +252,7 @@ class CommandsPromise:
                 self._broken_by(
                     commands, f"keeps {partition.topic}-{partition.index}, which is not assigned to it"
                 )
-            elif not partition.is_leader or partition.failed:
+            elif not partition.is_leader or partition.is_offline:
                 continue
             elif one.leader != node and one.leader_epoch > partition.leader_epoch:
                 self._broken_by(
@@ -334,7 +334,7 @@ class CommandsPromise:
         logs = commands._replica_manager.logs
         if not isinstance(logs.files, SimulatedFiles):
             return
-        for directory in logs.dirs.working:
+        for directory in logs.dirs.online:
             for one in (directory.recovery_points, directory.start_offsets, directory.high_watermarks):
                 if not has_line(logs.files, one.path, key):
                     continue

@@ -296,9 +296,9 @@ class ControllerPromise:
             return
         wanted = self._min_insync(image, topic)
         least = min(int(partition.min_insync_replicas), len(partition.replicas) - len(partition.adding))
-        if int(partition.min_insync) != least:
+        if int(partition.effective_min_isr) != least:
             self._broken(
-                "image", f"{broker} requires {partition.min_insync} replicas of {partition.replicas}"
+                "image", f"{broker} requires {partition.effective_min_isr} replicas of {partition.replicas}"
             )
         key = (process, partition.topic, int(partition.index))
         if int(partition.min_insync_replicas) == wanted:
@@ -584,7 +584,7 @@ class ControllerPromise:
             tp = (key.topic, key.partition)
             for broker, end in ends.items():
                 partition = self.log_of(broker, answered.registrations.get(broker, -1), tp)
-                if partition is None or partition.failed:
+                if partition is None or partition.is_offline:
                     continue
                 latest = int(partition.log.leader_epochs.latest)
                 has = LogEnd(latest, int(partition.log.end_offset))

@@ -181,7 +181,7 @@ class CoordinatorPromise:
         led = {
             int(one.index)
             for one in (entry.partitions if entry is not None else ())
-            if one is not None and one.is_leader and not one.failed
+            if one is not None and one.is_leader and not one.is_offline
         }
         if led != shards.keys():
             self._broken(
@@ -205,7 +205,7 @@ class CoordinatorPromise:
         log = shard._log
         if isinstance(log, PartitionOffsetsLog):
             partition = log._broker.replica_manager.find(OFFSETS_TOPIC, shard.partition)
-            if partition is not None and partition.is_leader and not partition.failed:
+            if partition is not None and partition.is_leader and not partition.is_offline:
                 watched = Watched(shard, partition)
                 watched.replayed.take(records_of(partition))
                 self._watched[shard] = self._by_state_machine[shard._state_machine] = watched

@@ -126,7 +126,7 @@ class DiskStatePromise:
     def loaded(self, broker: str, files: SimulatedFiles, logs: LogManager, blank: Collection[str]) -> None:
         """A process has opened all its logs; these data directories were ``blank``."""
         damaged = self._has_lost.pop(files, set())
-        for directory in logs.dirs.working:
+        for directory in logs.dirs.online:
             if files.exists(directory.file(CLEAN_SHUTDOWN)):
                 self._broken("restart", f"{broker} runs, and its disk has a clean shutdown file")
             if directory.path in blank and not directory.is_blank:

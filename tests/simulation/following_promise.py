@@ -94,7 +94,7 @@ class FollowingPromise:
 
     def became(self, partition: Partition, led_in: int, isr: tuple[int, ...]) -> None:
         """A state was applied; before it ``partition`` was led in the epoch ``led_in`` (-1: not at all)."""
-        if partition.failed:
+        if partition.is_offline:
             return
         if not partition.is_leader:
             self._reported.pop(partition, None)
@@ -174,7 +174,7 @@ class FollowingPromise:
     def _check_has(self, partition: Partition, broker: int, offset: int, epoch: int) -> None:
         """The follower has the records that its leader counts, and they are the leader's."""
         there = self._find(broker, partition.topic, int(partition.index))
-        if there is None or there.failed or there.log.topic_id != partition.log.topic_id:
+        if there is None or there.is_offline or there.log.topic_id != partition.log.topic_id:
             return
         if (there.leader, there.leader_epoch) != (partition.node_id, partition.leader_epoch):
             return
@@ -272,7 +272,7 @@ class FollowingPromise:
         for one in followed:
             partition, log = one.partition, one.partition.log
             self.has_asked(partition)
-            if log.closed or partition.failed:
+            if log.closed or partition.is_offline:
                 continue
             events: Any = partition.events
             if isinstance(events, ReplicaManager) and log.topic_partition in events.unsynced_logs:
@@ -425,7 +425,7 @@ class FollowingPromise:
 
     def _leader_of(self, partition: Partition) -> Partition | None:
         leader = self._find(int(partition.leader), partition.topic, int(partition.index))
-        if leader is None or leader.failed or not leader.is_leader or leader is partition:
+        if leader is None or leader.is_offline or not leader.is_leader or leader is partition:
             return None
         if leader.leader_epoch != partition.leader_epoch or leader.log.topic_id != partition.log.topic_id:
             return None
@@ -454,7 +454,7 @@ class FollowingPromise:
     def session_lost(self, partitions: ReplicaManager) -> None:
         """The session has ended, and the broker knows."""
         for partition in partitions.all():
-            if len(partition.replicas) > 1 and partition.is_leader and not partition.failed:
+            if len(partition.replicas) > 1 and partition.is_leader and not partition.is_offline:
                 self._broken("stops-leading", partition, "its leader leads without a session")
 
     def silence_begins(self, silence: StoreOutage, is_paused: Callable[[], bool]) -> None:
@@ -696,7 +696,7 @@ def _start_on_disk(files: SimulatedFiles, log: Log) -> int:
 def _is_deserted(partition: Partition, since_ms: int) -> bool:
     """Whether a leader has uncommitted records, and no in-sync replica has fetched since then."""
     replication = partition.replication
-    if not partition.is_leader or partition.failed or replication is None:
+    if not partition.is_leader or partition.is_offline or replication is None:
         return False
     if partition.high_watermark >= partition.log.end_offset:
         return False

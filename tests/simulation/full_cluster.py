@@ -590,7 +590,7 @@ class FullCluster(Simulation):
                 image = node.server.image
                 self.controllers.look_at_index(node.node_id, node.process, image)
                 for partition in node.partitions:
-                    if partition.is_leader and not partition.failed:
+                    if partition.is_leader and not partition.is_offline:
                         self.controllers.look_at_leader(node.node_id, node.process, image, partition)
 
     def _lose_answer(self, session: int) -> None:
@@ -711,7 +711,7 @@ class FullCluster(Simulation):
         """
         for node in self.nodes:
             logs = node.server.partitions.logs if node.server is not None else None
-            if logs is None or not logs.dirs.working:
+            if logs is None or not logs.dirs.online:
                 continue  # A log set aside is recognised by its topic id at a later start.
             for name in node.files.directories("/data"):
                 key = parse_partition_directory(name)

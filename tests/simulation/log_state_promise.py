@@ -208,7 +208,7 @@ class LogStatePromise:
     def _check_leads(self, broker: str, partition: Partition) -> None:
         """A leader knows its own epoch, also before its first write in it."""
         log = partition.log
-        if partition.failed or log.closed or log.leader_epochs.latest == int(partition.leader_epoch):
+        if partition.is_offline or log.closed or log.leader_epochs.latest == int(partition.leader_epoch):
             return
         self._broken(
             "epochs",

@@ -223,7 +223,9 @@ class ReplicationBroker(ReplicaManagerListener):
 
     def directory_failed(self) -> None:
         """Reports replicas that it cannot read or write."""
-        failed = [TopicPartition(one.topic, int(one.index)) for one in self.partitions.all() if one.failed]
+        failed = [
+            TopicPartition(one.topic, int(one.index)) for one in self.partitions.all() if one.is_offline
+        ]
         if failed:
             self.controller.replicas_failed(self, failed)
 

@@ -280,7 +280,7 @@ class CleaningCheck:
         partition = self._partition()
         if partition is not None and is_placed and not was_unchanged:
             self._broken(f"the segments {group.old} were cleaned before a truncation, and are swapped")
-        if partition is None or partition.failed or not was_unchanged or not self.is_unchanged():
+        if partition is None or partition.is_offline or not was_unchanged or not self.is_unchanged():
             return
         # Retention and DeleteRecords remove segments at the log's start.
         are_there = set(group.old) <= {int(one.base_offset) for one in partition.log.segments[:-1]}

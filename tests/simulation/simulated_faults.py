@@ -412,7 +412,7 @@ class Faults:
         self.later(make_room, mean_s)
 
     def _misses_replica(self, node: Node) -> bool:
-        here = {(one.topic, int(one.index)) for one in node.partitions if not one.failed}
+        here = {(one.topic, int(one.index)) for one in node.partitions if not one.is_offline}
         histories = self.promises.partitions.items()
         return any(node.node_id in known.replicas and tp not in here for tp, known in histories)
 

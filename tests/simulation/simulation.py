@@ -211,7 +211,7 @@ class Node:
         """Ends the process."""
         self.simulation.look_at_commits()
         for partition in self.partitions:
-            if not partition.failed:
+            if not partition.is_offline:
                 self.simulation.promises.log_state.check(self.name, partition.log)
         self.is_running = False
         self.stopped_s = self.simulation.loop.time()
@@ -447,13 +447,13 @@ class Simulation:
             partitions = node.partitions
             self.log_watch.look(node.node_id, partitions)
             if node.server is not None:
-                served = [one for one in partitions if not one.failed]
+                served = [one for one in partitions if not one.is_offline]
                 self.promises.log_state.look(node.name, served, node.server.partitions.logs.dirs)
             for partition in partitions:
                 tp = (partition.topic, int(partition.index))
                 if not partition.is_leader:
                     self.promises.deposed.followed(tp, int(partition.leader), now)
-                elif not partition.failed:
+                elif not partition.is_offline:
                     epoch = int(partition.leader_epoch)
                     self.promises.leads(tp, partition.log.topic_id, epoch, node.node_id)
                     self.promises.disk_state.look(node.name, partition, self._files_of)
@@ -534,7 +534,7 @@ class Simulation:
         ends = {}
         for node, one in self._replicas(tp):
             end = int(one.log.end_offset)
-            if end or not one.failed:
+            if end or not one.is_offline:
                 ends[node.node_id] = end
         return ends
 
@@ -548,7 +548,7 @@ class Simulation:
 
     def _live_start(self, tp: PartitionKey, node_id: int) -> int:
         partition = self._find(node_id, *tp)
-        return -1 if partition is None or partition.failed else int(partition.log.start_offset)
+        return -1 if partition is None or partition.is_offline else int(partition.log.start_offset)
 
     def _registered(self, node_id: int, broker: int) -> int:
         """Returns the registration epoch of ``broker`` that another broker knows; -1 if it knows none."""
@@ -569,7 +569,7 @@ class Simulation:
         if replicas is None:
             return True
         logs = replicas.logs
-        return len(logs.dirs.working) == len(logs.dirs.all) or TopicPartition(*tp) in logs.logs
+        return len(logs.dirs.online) == len(logs.dirs.all) or TopicPartition(*tp) in logs.logs
 
     def _stop(self) -> None:
         self.loop.call_soon(self._raise, context=WORLD)
@@ -872,7 +872,7 @@ class Simulation:
             is_forgotten(tp) and self.promises.excused("records-lost-before")
         ):
             return f"the logs of {tp} start at {starts}, and records were deleted up to {deleted_to}"
-        counted = {int(partition.min_insync) for _, partition in found}
+        counted = {int(partition.effective_min_isr) for _, partition in found}
         if counted != {known.holders.min_isr}:
             return f"{tp} takes {known.holders.min_isr} replicas for a commit, and brokers count by {counted}"
         isr = next(partition.isr for _, partition in found if partition.is_leader)

@@ -49,7 +49,7 @@ class Watched:
 def partition(leader_epoch: int = 3, *, leads: bool = True, topic: str = "t") -> Any:
     """A replica of a broker."""
     return SimpleNamespace(
-        topic=topic, index=0, is_leader=leads, failed=False, leader_epoch=leader_epoch, partition_epoch=0
+        topic=topic, index=0, is_leader=leads, is_offline=False, leader_epoch=leader_epoch, partition_epoch=0
     )
 
 
@@ -180,7 +180,7 @@ def test_a_deletion_confirmed_before_its_checkpoints_is_found(
     files = SimulatedFiles(cast(SimulatedLoop, SimpleNamespace(time=lambda: 0.0, is_in_job=False)))
     files.make_directory("/data")
     directory = DataDirectory(files, "/data", {})
-    dirs = SimpleNamespace(working=[directory])
+    dirs = SimpleNamespace(online=[directory])
     cast(Any, to)._replica_manager.logs = SimpleNamespace(get=lambda key: None, files=files, dirs=dirs)
     wanted = ("_stop_replica", request(), 1)
     files.replace(f"/data/{name}", render_checkpoint(["u 0 5"]))

@@ -329,7 +329,7 @@ def _leader(least: int, counted: int) -> Partition:
             replicas=(1, 2, 3),
             adding=(),
             min_insync_replicas=least,
-            min_insync=counted,
+            effective_min_isr=counted,
         ),
     )
 

@@ -57,7 +57,7 @@ JOIN = JoinRequest(
 class Led:
     """A partition of ``__consumer_offsets`` that commits at once, unless it is set to wait."""
 
-    topic, index, is_leader, failed = OFFSETS_TOPIC, 0, True, False
+    topic, index, is_leader, is_offline = OFFSETS_TOPIC, 0, True, False
 
     def __init__(self) -> None:
         files = SimulatedFiles(cast(SimulatedLoop, SimpleNamespace(time=lambda: 0.0, is_in_job=False)))

@@ -77,7 +77,7 @@ class Disk:
         }
         one = SimpleNamespace(**known | directory, file=lambda name: f"/data/{name}")
         damaged = directory.get("damaged", set())
-        logs = SimpleNamespace(dirs=SimpleNamespace(working=[one], distrusted={"an id"}, damaged=damaged))
+        logs = SimpleNamespace(dirs=SimpleNamespace(online=[one], distrusted={"an id"}, damaged=damaged))
         self.promise.loaded("broker-1", self.files, cast(LogManager, logs), ["/data"] if was_blank else [])
 
 

@@ -13,7 +13,7 @@ from simulated_disk import SimulatedFiles
 from test_log_state_promise import Kept
 from test_promise_checkers import Checked
 
-from default_limits import Limits
+from default_limits import RecordLimits
 from partition_events import IgnoredEvents
 from record_builders import build_batch
 from tidemill.broker.fetch_partition_data import FetchPartitionData
@@ -52,7 +52,8 @@ class Pair:
         for kept in self.logs.values():
             kept.sync()
         self.partitions = {
-            node: Partition("t", 0, kept.log, Limits(), node, Quiet()) for node, kept in self.logs.items()
+            node: Partition("t", 0, kept.log, RecordLimits(), node, Quiet())
+            for node, kept in self.logs.items()
         }
         self.isr = isr
         with ExitStack() as stack:

@@ -83,7 +83,7 @@ class Kept:
                 for name in ("recovery_points", "start_offsets", "cleaner_offsets")
             }
         )
-        one = SimpleNamespace(log=self.log, is_leader=led_in >= 0, leader_epoch=led_in, failed=False)
+        one = SimpleNamespace(log=self.log, is_leader=led_in >= 0, leader_epoch=led_in, is_offline=False)
         directories = SimpleNamespace(directory_of=lambda log: directory)
         self.promise.look("broker-1", [cast(Partition, one)], cast(DataDirectories, directories))
 

@@ -214,7 +214,7 @@ class LeaderAndIsrApplier:
     def serves(self, topic: str, index: int) -> bool:
         """Whether this broker has the partition, and its directory works."""
         partition = self._replica_manager.find(topic, index)
-        return partition is not None and not partition.failed
+        return partition is not None and not partition.is_offline
 
     async def stop_unassigned_replicas(self, topics: ReplicaAssignments) -> None:
         """Stops leading and following replicas that a full request does not assign to this broker.

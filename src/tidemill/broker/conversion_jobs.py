@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
 from tidemill.records.batch import Batch, parse_batch
-from tidemill.records.batch_validation import Limits
+from tidemill.records.batch_validation import RecordLimits
 from tidemill.records.format_conversion import Converted, down, for_storage
 from tidemill.records.message_set import MessageSet, PlacedMessageSet
 
@@ -108,7 +108,7 @@ class DownConversionJob(NamedTuple):
 
 
 LimitValues: TypeAlias = tuple[int, int, bool, int, int, bool]
-"""The arguments of :class:`tidemill.records.batch_validation.Limits`, in their order."""
+"""The arguments of :class:`tidemill.records.batch_validation.RecordLimits`, in their order."""
 SetValues: TypeAlias = tuple[int, int, int, int, bytes | None, int | None]
 """The arguments of :class:`tidemill.records.message_set.MessageSet` after its data, in their order."""
 
@@ -119,7 +119,7 @@ class StorageConversionJob(NamedTuple):
     data: bytes
     magic: int
     codec: int
-    limits: Limits
+    limits: RecordLimits
     now_ms: int
     append_time: bool
     level: int | None
@@ -156,7 +156,9 @@ class StorageConversionJob(NamedTuple):
         """Returns the job in a message."""
         arguments = cast("tuple[int, int, LimitValues, int, bool, int | None]", message.head[1:])
         magic, codec, limits, now_ms, append_time, level = arguments
-        return StorageConversionJob(message.data, magic, codec, Limits(*limits), now_ms, append_time, level)
+        return StorageConversionJob(
+            message.data, magic, codec, RecordLimits(*limits), now_ms, append_time, level
+        )
 
     def encode_result(self, result: Batch | MessageSet) -> Message:
         """Returns the message from the process. That of a batch has no further results."""

@@ -27,12 +27,12 @@ from tidemill.broker.fetch_handler import DownConverter
 from tidemill.broker.fetch_partition_data import FetchPartitionData
 from tidemill.log.batch_scan import BatchScan
 from tidemill.log.errors import storage_error
-from tidemill.log.log_segment import Slice
+from tidemill.log.log_segment import LogRange
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.system_interfaces import File
 from tidemill.model.task_set import TaskSet
 from tidemill.net.send_queue import FileRange, ResponsePart
-from tidemill.records.batch import GZIP, LENGTH, LOG_OVERHEAD, MAGIC, NONE, RECORDS
+from tidemill.records.batch import GZIP, LENGTH, LOG_OVERHEAD, MAGIC, NO_COMPRESSION, RECORDS
 from tidemill.records.compression import unpacked_bytes_bound
 from tidemill.records.format_conversion import Converted
 from tidemill.replication.partition import Partition
@@ -70,7 +70,7 @@ class DownRange(File):
     def __init__(
         self,
         conversions: ConversionWorkers,
-        found: Slice,
+        found: LogRange,
         magic: int,
         first_offset: int,
         partition: Partition,
@@ -85,7 +85,7 @@ class DownRange(File):
         self.magic = magic
         self.first_offset = first_offset
         self.partition = partition
-        self.unpacked_bytes_max = int(partition.limits.unpacked_bytes_max)
+        self.unpacked_bytes_max = int(partition.validation_limits.unpacked_bytes_max)
         self.count = 0
         """The size of the range in the response, after :meth:`begin`."""
         self.seconds = 0.0
@@ -225,12 +225,12 @@ def unpacked_bound(data: bytes) -> int:
         total += size
         if end > len(data) or total > INLINE_BYTES:
             break
-        if codec != NONE and magic == 2:
+        if codec != NO_COMPRESSION and magic == 2:
             try:
                 total += int(unpacked_bytes_bound(codec, data, position + RECORDS, end))
             except KafkaError:
                 break
-        elif codec != NONE:
+        elif codec != NO_COMPRESSION:
             total += size * (1032 if codec == GZIP else 255)
         position = end
     return total
@@ -248,7 +248,9 @@ class DownConversion(DownConverter):
 
     def convert(self, fetch: DelayedFetch) -> bool:
         """Starts the conversion of the results of ``fetch``. Returns False if there are no records."""
-        found = [one for one in fetch.results.partitions if one.slice is not None and one.slice.size > 0]
+        found = [
+            one for one in fetch.results.partitions if one.log_range is not None and one.log_range.size > 0
+        ]
         if not found:
             return False
         if fetch.reply is None:
@@ -267,11 +269,11 @@ class DownConversion(DownConverter):
         begin = self.turn % len(parts)
         try:
             for part in (*parts[begin:], *parts[:begin]):
-                found = part.slice
+                found = part.log_range
                 if found is None or connection.closed:
                     continue
                 if held > FIRST_BYTES_MAX:
-                    part.slice = None
+                    part.log_range = None
                     continue
                 made = await self.begin(part, found, magic, share)
                 if made is not None:
@@ -286,7 +288,9 @@ class DownConversion(DownConverter):
         except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
             connection.crash(problem)
 
-    async def begin(self, part: FetchPartitionData, found: Slice, magic: int, share: int) -> DownRange | None:
+    async def begin(
+        self, part: FetchPartitionData, found: LogRange, magic: int, share: int
+    ) -> DownRange | None:
         """Replaces the range of one partition by the converted one. Returns None without a conversion."""
         partition = part.partition
         if partition is None:
@@ -302,7 +306,7 @@ class DownConversion(DownConverter):
             part.fail(ErrorCode.KAFKA_STORAGE_ERROR)
             partition.events.on_storage_error(partition, storage_error("read", made.path, problem))
             return None
-        part.slice = Slice(made, 0, made.count, False) if made.count > 0 else None
+        part.log_range = LogRange(made, 0, made.count, False) if made.count > 0 else None
         return made
 
     def in_pieces(self, response: list[ResponsePart]) -> list[ResponsePart]:

@@ -113,7 +113,7 @@ class ZstdCheck(AdmissionCheck):
             request.version >= ZSTD_FROM
             or not has_room
             or partition is None
-            or partition.storage.codec != ZSTD
+            or partition.message_format.codec != ZSTD
         ):
             return None
         return KafkaError(

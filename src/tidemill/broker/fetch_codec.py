@@ -11,7 +11,7 @@ from librt.strings import BytesWriter, write_i32_be
 from mypy_extensions import i16, i32, i64
 
 from tidemill.broker.fetch_partition_data import FetchPartitionData
-from tidemill.log.log_segment import Slice
+from tidemill.log.log_segment import LogRange
 from tidemill.net.send_queue import FileRange, ResponsePart
 from tidemill.replication.partition import Partition
 from tidemill.replication.read_limits import READ_COMMITTED
@@ -98,12 +98,12 @@ class FetchEncoder:
                 write_count(out, run - index, flexible)
             data = partitions[index]
             encode_partition(out, data, request)
-            slice_ = data.slice
-            if slice_ is not None and slice_.size > 0:
+            log_range = data.log_range
+            if log_range is not None and log_range.size > 0:
                 self.pieces.append(out.getvalue())
-                self.size += len(out) + slice_.size
+                self.size += len(out) + log_range.size
                 out = BytesWriter()
-                self.pieces.append(file_range(data.partition, slice_))
+                self.pieces.append(file_range(data.partition, log_range))
             if flexible:
                 write_fetched_tags(out, data.diverging_epoch, data.diverging_end)
             index += 1
@@ -137,7 +137,7 @@ def encode_partition(out: BytesWriter, data: FetchPartitionData, request: FetchR
     aborted = data.aborted
     if aborted is None and request.isolation == READ_COMMITTED:
         aborted = NO_ABORTED_TRANSACTIONS
-    slice_ = data.slice
+    log_range = data.log_range
     write_fetched(
         out,
         version,
@@ -148,7 +148,7 @@ def encode_partition(out: BytesWriter, data: FetchPartitionData, request: FetchR
         data.log_start_offset,
         aborted,
         data.preferred_replica,
-        0 if slice_ is None else slice_.size,
+        0 if log_range is None else log_range.size,
     )
 
 
@@ -166,7 +166,7 @@ def with_size(pieces: list[ResponsePart], size: i64) -> list[ResponsePart]:
     return pieces
 
 
-def file_range(partition: Partition | None, found: Slice) -> FileRange:
+def file_range(partition: Partition | None, found: LogRange) -> FileRange:
     """Returns the range to send. It is cold unless its records were appended recently."""
     if partition is not None:
         partition.bytes_out += found.size

@@ -356,9 +356,9 @@ class FetchHandler(FetchCompletion):
         if fetch.request.replica_id >= 0 and quota is not None and quota.is_set:
             now = self._loop.time()
             for data in sent:
-                slice_, partition = data.slice, data.partition
-                if slice_ is not None and partition is not None:
-                    quota.record(partition.topic, int(partition.index), int(slice_.size), now)
+                log_range, partition = data.log_range, data.partition
+                if log_range is not None and partition is not None:
+                    quota.record(partition.topic, int(partition.index), int(log_range.size), now)
         for data in sent:
             if data.error != 0:
                 self.errors[data.error] = self.errors.get(data.error, 0) + 1

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from mypy_extensions import i16, i32, i64, mypyc_attr
 
-from tidemill.log.log_segment import Slice
+from tidemill.log.log_segment import LogRange
 from tidemill.model.errors import ErrorCode
 from tidemill.replication.partition import Partition
 from tidemill.wire.fetch_layout import RequestedPartition
@@ -33,7 +33,7 @@ class FetchPartitionData:
         self.high_watermark: i64 = -1
         self.last_stable_offset: i64 = -1
         self.log_start_offset: i64 = -1
-        self.slice: Slice | None = None
+        self.log_range: LogRange | None = None
         self.diverging_epoch: i64 = -1
         self.diverging_end: i64 = -1
         """The end offset of ``diverging_epoch`` in this log; -1: the log of the follower does not diverge."""
@@ -45,7 +45,7 @@ class FetchPartitionData:
     def fail(self, code: ErrorCode) -> None:
         """Replaces the result by an error."""
         self.error = i16(int(code))
-        self.slice = None
+        self.log_range = None
         self.high_watermark = -1
         self.last_stable_offset = -1
         self.log_start_offset = -1

@@ -19,7 +19,7 @@ from tidemill.broker.fetch_admission import ANY_REPLICA_FROM, refusal_of_partiti
 from tidemill.broker.fetch_partition_data import FetchPartitionData, LogReadResults
 from tidemill.broker.fetch_session import SessionPartition
 from tidemill.log.log import Log
-from tidemill.log.log_segment import Slice
+from tidemill.log.log_segment import LogRange
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.system_interfaces import Clock, EventLoop
 from tidemill.net.connection import Connection
@@ -58,7 +58,7 @@ class ReadReplicaSelector:
         raise NotImplementedError
 
 
-AbortedTransactionsOf = Callable[[Log, int, Slice], list[tuple[int, int]]]
+AbortedTransactionsOf = Callable[[Log, int, LogRange], list[tuple[int, int]]]
 """Returns producer id and first offset of the aborted transactions that may have records in a range.
 
 The arguments are the log, the fetch offset and the range. The implementation is
@@ -144,10 +144,10 @@ class FetchReader:
                 self.record_follower_fetch(fetch, data, state)
             if data.completes_fetch:
                 results.completes_fetch = True
-            slice_ = data.slice
-            if slice_ is not None:
-                results.bytes_found += slice_.size
-                results.bytes_left -= slice_.size
+            log_range = data.log_range
+            if log_range is not None:
+                results.bytes_found += log_range.size
+                results.bytes_left -= log_range.size
                 results.ranges += 1
                 if results.bytes_left < 0 or results.ranges >= self.ranges_max:
                     results.bytes_left = 0
@@ -208,19 +208,19 @@ class FetchReader:
                 return
             size = results.bytes_left if results.bytes_left < requested.bytes_max else requested.bytes_max
             if request.version < ALL_FORMATS_FROM:
-                data.slice = read_for_old_client(
+                data.log_range = read_for_old_client(
                     partition, requested.offset, size, limit, is_first, request.version
                 )
             else:
-                data.slice = partition.read(requested.offset, size, limit, is_first)
+                data.log_range = partition.read(requested.offset, size, limit, is_first)
             aborted = self._aborted
             if (
                 request.isolation == READ_COMMITTED
-                and data.slice is not None
+                and data.log_range is not None
                 and partition.log.segment_list.has_aborts
                 and aborted is not None
             ):
-                data.aborted = aborted(partition.log, requested.offset, data.slice)
+                data.aborted = aborted(partition.log, requested.offset, data.log_range)
         except KafkaError as error:
             data.fail(error.code)
             if error.code == ErrorCode.KAFKA_STORAGE_ERROR and partition is not None:
@@ -274,7 +274,7 @@ class FetchReader:
             or 0 <= state.sent_log_start < data.log_start_offset
         ):
             results.completes_fetch = True
-        if results.is_throttled and data.slice is None and requested.offset < partition.log.end_offset:
+        if results.is_throttled and data.log_range is None and requested.offset < partition.log.end_offset:
             # The quota withheld records before this fetch made commits wait for the follower.
             results.completes_fetch = results.completes_fetch or partition.commits_wait_for(
                 request.replica_id, now_ms
@@ -291,15 +291,15 @@ class FetchReader:
         left = self._bytes_limit(request)
         count: i64 = 0
         for data in results.partitions:
-            slice_ = data.slice
+            log_range = data.log_range
             partition = data.partition
-            if slice_ is None or partition is None:
+            if log_range is None or partition is None:
                 continue
             requested = data.requested
             if requested.offset < partition.log.active.base_offset:
                 return True
             size = left if left < requested.bytes_max else requested.bytes_max
-            if slice_.size < size:
+            if log_range.size < size:
                 limit = partition.read_limits.limit_offset(request.replica_id, request.isolation)
                 try:
                     available = partition.read(requested.offset, UNLIMITED_BYTES, limit, True)
@@ -308,7 +308,7 @@ class FetchReader:
                 if available is not None and available.size < size:
                     size = available.size
             else:
-                size = slice_.size
+                size = log_range.size
             count += size
             left -= size
         return count >= results.bytes_min
@@ -337,7 +337,7 @@ def diverges(data: FetchPartitionData, partition: Partition) -> bool:
 
 def read_for_old_client(
     partition: Partition, offset: i64, size: i64, limit_offset: i64, first: bool, version: i16
-) -> Slice | None:
+) -> LogRange | None:
     """Returns a range of ``size`` bytes, which may end within a message, for a client of an old version.
 
     Such clients ignore an incomplete message at the end. If their first message is incomplete, they fetch it

@@ -133,9 +133,9 @@ class SessionPartition(FetchWaiter):
 
     def is_news(self, data: FetchPartitionData) -> bool:
         """Whether the response must include ``data``."""
-        slice_ = data.slice
+        log_range = data.log_range
         return (
-            (slice_ is not None and slice_.size > 0)
+            (log_range is not None and log_range.size > 0)
             or data.completes_fetch
             or data.high_watermark != self.sent_high_watermark
             or data.log_start_offset != self.sent_log_start
@@ -322,8 +322,8 @@ class FetchSession:
                 continue
             result.append(data)
             partition.set_sent(data)
-            slice_ = data.slice
-            if slice_ is not None and slice_.size > 0 and partition.session is self:
+            log_range = data.log_range
+            if log_range is not None and log_range.size > 0 and partition.session is self:
                 self._move_to_end(partition)
                 if partition in self.changed:
                     del self.changed[partition]

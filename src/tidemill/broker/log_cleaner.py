@@ -130,7 +130,7 @@ class LogCleaner:
 
     def load_checkpoints(self) -> None:
         """Reads the clean offsets of the logs from the checkpoint files."""
-        for directory in self.logs.dirs.working:
+        for directory in self.logs.dirs.online:
             try:
                 offsets = directory.cleaner_offsets.load()
             except (CheckpointDamaged, OSError) as problem:
@@ -157,7 +157,7 @@ class LogCleaner:
     async def checkpoint(self) -> None:
         """Writes the checkpoint files whose offsets have changed."""
         async with self._writing:
-            files = [one.cleaner_offsets for one in self.logs.dirs.working]
+            files = [one.cleaner_offsets for one in self.logs.dirs.online]
             changed = [file for file in files if await run_in_slices(file.collect_in_slices())]
             if not changed:
                 return
@@ -292,7 +292,7 @@ class LogCleaner:
 
     def _is_moving(self, key: TopicPartition) -> bool:
         """Whether a log is moved to another directory: the copy may have a record, but no tombstone yet."""
-        return any(key in directory.arriving for directory in self.logs.dirs.working)
+        return any(key in directory.future_logs for directory in self.logs.dirs.online)
 
     def _is_skipped(self, key: TopicPartition) -> bool:
         """Whether a log is uncleanable, or its next attempt is not due."""

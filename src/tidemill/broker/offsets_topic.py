@@ -125,7 +125,7 @@ async def _wait_until_committed(partition: Partition, end_offset: int) -> None:
             partition.high_watermark,
             end_offset - 1,
             list(partition.isr),
-            partition.min_insync,
+            partition.effective_min_isr,
         )
     await future
 

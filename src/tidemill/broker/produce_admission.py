@@ -45,7 +45,7 @@ from tidemill.model.errors import KafkaError
 from tidemill.model.system_interfaces import Clock
 from tidemill.records.batch import CURRENT_MAGIC, MAGIC, Batch, parse_batch
 from tidemill.records.batch_validation import is_costly, validate
-from tidemill.records.format_conversion import check_single_batch, for_storage, is_costly_for_storage
+from tidemill.records.format_conversion import for_storage, is_costly_for_storage
 from tidemill.records.message_set import MessageSet
 from tidemill.replication.hosted_topics import TopicEntry, TopicTable
 from tidemill.replication.partition import Partition
@@ -223,8 +223,9 @@ class Admission:
             return
         try:
             batch = parse_batch(data, records.start, records.end)
-            check_single_batch(batch, records.end - records.start)
         except KafkaError:
+            return
+        if batch.size != records.end - records.start:
             return
         self.rejected.record(records, partition, batch, error, self.clock.monotonic_ms())
 
@@ -239,28 +240,28 @@ def admit_records(
     if records.start == records.end:
         # An empty message set was never an error: Kafka returns offset -1.
         return NothingToAppend(records.index)
-    storage = partition.storage
+    message_format = partition.message_format
     if request.version >= ONE_BATCH_FROM or has_batch(data, records):
         batch = parse_batch(data, records.start, records.end)
         error = refusal_of_batch(request, records, partition, batch)
         if error is not None:
             return Refused(records.index, error)
-        if storage.as_produced:
+        if message_format.as_produced:
             if is_costly(batch):
                 return BatchValidation(records, partition, batch)
-            return BatchAppend(records, partition, validate(batch, partition.limits, now_ms))
-    if is_costly_for_storage(data, records.start, records.end, storage.magic, storage.codec):
+            return BatchAppend(records, partition, validate(batch, partition.validation_limits, now_ms))
+    if is_costly_for_storage(data, records.start, records.end, message_format.magic, message_format.codec):
         return RecordsConversion(records, partition, data)
     stored = for_storage(
         data,
         records.start,
         records.end,
-        storage.magic,
-        storage.codec,
-        partition.limits,
+        message_format.magic,
+        message_format.codec,
+        partition.validation_limits,
         now_ms,
-        storage.append_time,
-        storage.level,
+        message_format.append_time,
+        message_format.level,
     )
     return append_of_stored(records, partition, data, stored)
 

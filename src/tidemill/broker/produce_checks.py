@@ -25,7 +25,7 @@ from mypy_extensions import i64
 from tidemill.broker.produce_codec import BY_ID, PartitionRecords, ProduceRequest
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
 from tidemill.records.batch import CURRENT_MAGIC, MAGIC, ZSTD, Batch
-from tidemill.records.format_conversion import check_can_be_old, check_single_batch
+from tidemill.records.format_conversion import check_can_be_old, several_batches_error
 from tidemill.replication.hosted_topics import TopicEntry
 from tidemill.replication.partition import Partition
 
@@ -206,11 +206,8 @@ class SingleBatchCheck(BatchCheck):
     def refuse_batch(
         self, request: ProduceRequest, records: PartitionRecords, partition: Partition, batch: Batch
     ) -> KafkaError | None:
-        try:
-            check_single_batch(batch, records.end - records.start)
-        except KafkaError as error:
-            return error
-        return None
+        size: i64 = records.end - records.start
+        return None if batch.size == size else several_batches_error(batch, size)
 
 
 class ZstdCheck(BatchCheck):
@@ -237,11 +234,11 @@ class TopicFormatCheck(BatchCheck):
     def refuse_batch(
         self, request: ProduceRequest, records: PartitionRecords, partition: Partition, batch: Batch
     ) -> KafkaError | None:
-        storage = partition.storage
-        if storage.magic == CURRENT_MAGIC:
+        message_format = partition.message_format
+        if message_format.magic == CURRENT_MAGIC:
             return None
         try:
-            check_can_be_old(batch, storage.codec, storage.magic)
+            check_can_be_old(batch, message_format.codec, message_format.magic)
         except KafkaError as error:
             return error
         return None
@@ -255,7 +252,7 @@ class SizeCheck(BatchCheck):
     def refuse_batch(
         self, request: ProduceRequest, records: PartitionRecords, partition: Partition, batch: Batch
     ) -> KafkaError | None:
-        bytes_max: i64 = partition.limits.max_batch_bytes
+        bytes_max: i64 = partition.validation_limits.max_batch_bytes
         if batch.size <= bytes_max:
             return None
         return KafkaError(

@@ -292,21 +292,23 @@ def encode_partition(
 ) -> None:
     """Writes the response for one partition."""
     flexible = version >= FLEXIBLE
+    error_code = NONE
+    base_offset = NO_OFFSET
+    append_time_ms: i64 = NO_TIMESTAMP
+    log_start_offset = NO_OFFSET
     if isinstance(result, Appended):
-        encode_fields(
-            out,
-            version,
-            result.index,
-            NONE,
-            result.base_offset,
-            result.append_time_ms,
-            result.log_start_offset,
-        )
+        base_offset = result.base_offset
+        append_time_ms = result.append_time_ms
+        log_start_offset = result.log_start_offset
     elif isinstance(result, Refused):
-        code = known_error(i16(int(result.error.code)), version, STORAGE_ERROR_FROM)
-        encode_fields(out, version, result.index, code, NO_OFFSET, NO_TIMESTAMP, NO_OFFSET)
-    else:
-        encode_fields(out, version, result.index, NONE, NO_OFFSET, NO_TIMESTAMP, NO_OFFSET)
+        error_code = known_error(i16(int(result.error.code)), version, STORAGE_ERROR_FROM)
+    write_i32_be(out, result.index)
+    write_i16_be(out, error_code)
+    write_i64_be(out, base_offset)
+    if version >= 2:
+        write_i64_be(out, append_time_ms)
+    if version >= 5:
+        write_i64_be(out, log_start_offset)
     if version >= 8:
         if isinstance(result, Refused):
             texts.write_error(out, topic, result.error, flexible)
@@ -315,22 +317,3 @@ def encode_partition(
             texts.write(out, "", flexible)
     if flexible:
         out.append(0)
-
-
-def encode_fields(
-    out: BytesWriter,
-    version: i16,
-    index: i32,
-    error_code: i16,
-    base_offset: i64,
-    append_time_ms: i64,
-    log_start_offset: i64,
-) -> None:
-    """Writes the fields of the response for one partition that all its results have."""
-    write_i32_be(out, index)
-    write_i16_be(out, error_code)
-    write_i64_be(out, base_offset)
-    if version >= 2:
-        write_i64_be(out, append_time_ms)
-    if version >= 5:
-        write_i64_be(out, log_start_offset)

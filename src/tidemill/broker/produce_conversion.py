@@ -78,17 +78,17 @@ class ProduceConversion:
     async def convert(self, costly: RecordsConversion, now_ms: int) -> PartitionAppend | Refused:
         """Converts the records of one partition. Returns their append, or the error."""
         records, partition = costly.records, costly.partition
-        storage = partition.storage
+        message_format = partition.message_format
         try:
             stored = await self.run(
                 StorageConversionJob(
                     data=costly.data[records.start : records.end],
-                    magic=storage.magic,
-                    codec=storage.codec,
-                    limits=partition.limits,
+                    magic=message_format.magic,
+                    codec=message_format.codec,
+                    limits=partition.validation_limits,
                     now_ms=now_ms,
-                    append_time=storage.append_time,
-                    level=storage.level,
+                    append_time=message_format.append_time,
+                    level=message_format.level,
                 )
             )
         except KafkaError as error:

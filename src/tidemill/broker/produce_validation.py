@@ -72,7 +72,7 @@ class ProduceValidation(BackgroundPreparation):
 
     async def check(self, costly: BatchValidation, now_ms: int) -> BatchAppend | Refused:
         """Validates one batch. Returns its append, or the error."""
-        batch, limits = costly.batch, costly.partition.limits
+        batch, limits = costly.batch, costly.partition.validation_limits
         async with self._unpacked:
             try:
                 walk = await self.loop.run_in_executor(self.workers, begin_validation, batch, limits, now_ms)

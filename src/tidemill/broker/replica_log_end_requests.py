@@ -78,7 +78,7 @@ class LogEndRequests:
     def _read_own(self, partitions: Sequence[TopicPartition], ends: Ends) -> None:
         for key in partitions:
             partition = self._replica_manager.find(key.topic, key.partition)
-            if partition is not None and not partition.failed:
+            if partition is not None and not partition.is_offline:
                 epoch = int(partition.log.leader_epochs.latest)
                 ends[key][self._node_id] = LogEnd(epoch, int(partition.log.end_offset))
 

@@ -10,7 +10,7 @@ from tidemill.model.errors import KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
 from tidemill.records.columns import OFFSET_MAX, decode_columns
-from tidemill.records.end_transaction_marker import ABORT, control_type
+from tidemill.records.end_transaction_marker import is_abort
 from tidemill.records.legacy_formats import Entry
 from tidemill.records.record_reader import Record, iter_stored, read_stored
 from tidemill.wire.fetch_layout import FetchedPartition
@@ -173,7 +173,7 @@ class CompletedFetch:
         while self._aborted and self._aborted[0][1] <= batch.last_offset:
             self._aborting.add(self._aborted.pop(0)[0])
         if batch.is_control:
-            if batch.producer_id in self._aborting and control_type(batch, self._unpacked_bytes_max) == ABORT:
+            if batch.producer_id in self._aborting and is_abort(batch):
                 self._aborting.discard(int(batch.producer_id))
             return False
         return not (batch.is_transactional and batch.producer_id in self._aborting)

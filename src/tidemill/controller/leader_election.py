@@ -108,7 +108,7 @@ def _eligible(
     partition: PartitionImage, isr: Sequence[int], policy: ElectionPolicy, lost: Collection[int]
 ) -> list[int]:
     """The ELR for this ISR: empty while the ISR has enough members to commit."""
-    if len(isr) >= partition.min_insync(policy.min_insync_replicas):
+    if len(isr) >= partition.effective_min_isr(policy.min_insync_replicas):
         return []
     complete = complete_replicas(partition, policy)
     return [
@@ -124,7 +124,7 @@ def complete_replicas(partition: PartitionImage, policy: ElectionPolicy) -> Coll
     Without the ELR if the leader can commit by the ISR alone: another client has lowered
     ``min.insync.replicas`` in the store and left the ELR unchanged.
     """
-    minimum = partition.min_insync(policy.min_insync_replicas)
+    minimum = partition.effective_min_isr(policy.min_insync_replicas)
     if partition.leader != NO_BROKER and len(partition.isr) >= minimum:
         return partition.isr
     return {*partition.isr, *partition.elr}

@@ -249,7 +249,7 @@ def _check_redundancy(before: PartitionImage, moved: PartitionImage, policy: Ele
     """
     complete = sorted(complete_replicas(before, policy))
     kept = [broker for broker in complete if broker in moved.replicas]
-    least = min(len(complete), moved.min_insync(policy.min_insync_replicas))
+    least = min(len(complete), moved.effective_min_isr(policy.min_insync_replicas))
     if len(kept) < least:
         having = format_ids(kept) if kept else "none"
         raise KafkaError(

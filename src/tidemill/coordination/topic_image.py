@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tidemill.coordination.nodes import TopicAssignment
-from tidemill.model.min_insync import min_insync
+from tidemill.model.effective_min_isr import effective_min_isr
 
 OFFSETS_TOPIC = "__consumer_offsets"
 """Stores the committed offsets of groups."""
@@ -110,9 +110,9 @@ class PartitionImage:
         """The replicas before the reassignment; the order of some of them is lost."""
         return [broker for broker in self.replicas if broker not in self.adding]
 
-    def min_insync(self, min_insync_replicas: int) -> int:
+    def effective_min_isr(self, min_insync_replicas: int) -> int:
         """The number of in-sync replicas that a commit needs."""
-        return min_insync(min_insync_replicas, len(self.replicas), len(self.adding))
+        return effective_min_isr(min_insync_replicas, len(self.replicas), len(self.adding))
 
     def replaced(self, **changes: Any) -> PartitionImage:
         """Returns a copy with other values of these attributes."""

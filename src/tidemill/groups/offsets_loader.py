@@ -18,7 +18,7 @@ from tidemill.groups.group_metadata_manager import GroupMetadataManager
 from tidemill.groups.offset_records import OffsetRecord, OffsetsRecord, decode_record
 from tidemill.model.errors import CorruptMessage, KafkaError
 from tidemill.records.batch import Batch
-from tidemill.records.end_transaction_marker import COMMIT, control_record_type
+from tidemill.records.end_transaction_marker import COMMIT, decode_control_record
 from tidemill.records.legacy_formats import Entry
 from tidemill.records.record_reader import Record, iter_stored, read_stored
 
@@ -89,7 +89,7 @@ class OffsetsLoader:
 
     def _end_transaction(self, batch: Batch, record: Record, now: Now) -> None:
         changes = self.open_transactions.pop(batch.producer_id, {})
-        if control_record_type(record.key) != COMMIT:
+        if decode_control_record(record.key, record.value).control_type != COMMIT:
             return
         for offset, change in changes.values():
             self._apply_record(offset, change, now)

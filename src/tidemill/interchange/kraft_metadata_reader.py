@@ -27,7 +27,7 @@ from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.system_interfaces import Files
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import parse_batch
-from tidemill.records.end_transaction_marker import control_record_type
+from tidemill.records.end_transaction_marker import decode_control_record
 from tidemill.records.record_reader import read_stored
 from tidemill.wire.schema import Struct
 
@@ -156,7 +156,7 @@ def _records(scan: BatchScan) -> Iterator[tuple[int, bytes | None, int]]:
     batch = parse_batch(data, at, at + scan.size)
     for record in read_stored(batch, True, UNPACKED_BYTES_MAX):
         if batch.is_control:
-            yield record.offset, None, int(control_record_type(record.key))
+            yield record.offset, None, int(decode_control_record(record.key, record.value).control_type)
         else:
             yield record.offset, record.value, -1
 

@@ -16,10 +16,11 @@ from contextlib import suppress
 from tidemill.interchange.directories import BrokerDirectories, DataDirectory
 from tidemill.interchange.open_transactions import OpenTransaction
 from tidemill.log.checkpoint_files import CheckpointDamaged, read_offsets
-from tidemill.log.file_names import LOG_STARTS, RECOVERY_POINTS, parse_partition_directory
+from tidemill.log.delayed_file_removal import DelayedFileRemoval
+from tidemill.log.file_names import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS, parse_partition_directory
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
-from tidemill.log.log_loader import open_log
+from tidemill.log.log_loader import LogLoader
 from tidemill.model.system_interfaces import Files
 from tidemill.model.types import TopicPartition
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
@@ -34,8 +35,9 @@ def commit_open(
     transactions: Iterable[OpenTransaction],
     now_ms: int,
 ) -> list[str]:
-    """Ends ``transactions`` in their partitions of ``topics``; returns a sentence for each.
+    """Ends ``transactions`` in their partitions of ``topics``.
 
+    Returns a sentence for each, and the warnings of the recovery of their logs.
     Raises StorageError if a log cannot be opened or written; a second call continues.
     """
     transactions = list(transactions)
@@ -47,7 +49,9 @@ def commit_open(
     done = []
     for directory in found.directories:
         for key in sorted(wanted & directory.partitions.keys()):
-            log = _open(files, directory, key, now_ms)
+            opening = _loader(files, directory, key, now_ms)
+            log = opening.open()
+            done += opening.warnings
             for producer_id, offset in _append_end_markers(log, aborted, now_ms):
                 how = "aborted" if producer_id in aborted else "committed"
                 done.append(f"{key}: the records of producer {producer_id} from offset {offset} on are {how}")
@@ -55,15 +59,17 @@ def commit_open(
     return done
 
 
-def _open(files: Files, directory: DataDirectory, key: TopicPartition, now_ms: int) -> Log:
-    return open_log(
+def _loader(files: Files, directory: DataDirectory, key: TopicPartition, now_ms: int) -> LogLoader:
+    return LogLoader(
         files,
         directory.partitions[key].path,
         key,
         LogConfig(unpacked_bytes_max=UNPACKED_BYTES_MAX),
+        removals=DelayedFileRemoval(),
         now_ms=now_ms,
         recovery_point=_offset(files, f"{directory.path}/{RECOVERY_POINTS}", key),
         start_offset=_offset(files, f"{directory.path}/{LOG_STARTS}", key),
+        high_watermark=_offset(files, f"{directory.path}/{HIGH_WATERMARKS}", key),
         clean=directory.clean,
     )
 

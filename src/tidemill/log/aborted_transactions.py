@@ -14,7 +14,7 @@ from typing import Final
 from tidemill.log.errors import storage_error
 from tidemill.log.file_names import DELETED, TRANSACTION_INDEX, offset_name
 from tidemill.log.log import Log
-from tidemill.log.log_segment import LogSegment, Slice
+from tidemill.log.log_segment import LogRange, LogSegment
 from tidemill.log.transaction_index import Aborted, decode_all
 from tidemill.model.system_interfaces import Files
 
@@ -43,21 +43,21 @@ class _CachedIndexes:
 
 
 class AbortedTransactions:
-    """Returns the aborted transactions for a log, an offset and the slice that is read from there."""
+    """Returns the aborted transactions for a log, an offset and the range that is read from there."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self._known: dict[str, _CachedIndexes] = {}
 
-    def __call__(self, of: Log, offset: int, found: Slice) -> list[tuple[int, int]]:
-        """(producer id, first offset) of the aborted transactions that may have records in the slice, in
+    def __call__(self, of: Log, offset: int, found: LogRange) -> list[tuple[int, int]]:
+        """(producer id, first offset) of the aborted transactions that may have records in the range, in
         order.
 
         Raises StorageError if an index cannot be read: otherwise aborted records would be returned as
         committed.
 
         Transactions that ended before ``offset`` are omitted: their markers are not read any more.
-        Transactions that begin after the slice are omitted only if there are many.
+        Transactions that begin after the range are omitted only if there are many.
         """
         known = self._known.get(of.directory)
         if known is None or known.log is not of or known.truncations != of.truncations:
@@ -75,7 +75,7 @@ class AbortedTransactions:
 
     @staticmethod
     def _select(of: Log, transactions: list[Aborted], offset: int, end: int) -> list[tuple[int, int]]:
-        """Selects from ``transactions``, which are in the order of their markers; the slice ends at byte
+        """Selects from ``transactions``, which are in the order of their markers; the range ends at byte
         ``end``.
         """
         at = bisect_right(of.segments, offset, key=lambda segment: int(segment.base_offset)) - 1
@@ -83,7 +83,7 @@ class AbortedTransactions:
         following = int(of.segments[at + 1].base_offset) if at + 1 < len(of.segments) else -1
 
         def is_behind(first: int) -> bool:
-            """Whether ``first`` lies after the slice, by the offset index."""
+            """Whether ``first`` lies after the range, by the offset index."""
             return 0 <= following <= first or (first > offset and segment.index.lookup(first) >= end)
 
         pairs: list[tuple[int, int]] = []
@@ -122,7 +122,7 @@ class AbortedTransactions:
         with contextlib.suppress(FileNotFoundError):
             return self._files.read(path)
         if segment.replaced:
-            # Compaction is replacing this segment. The slice still belongs to the old one.
+            # Compaction is replacing this segment. The range still belongs to the old one.
             with contextlib.suppress(FileNotFoundError):
                 return self._files.read(path + DELETED)
         return b""

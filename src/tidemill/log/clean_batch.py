@@ -29,8 +29,8 @@ from tidemill.records.batch import (
     APPEND_TIME_FLAG,
     CODEC_MASK,
     DELETE_HORIZON_FLAG,
+    NO_COMPRESSION,
     NO_TIMESTAMP,
-    NONE,
     Batch,
     check_crc,
 )
@@ -151,7 +151,7 @@ class BatchCleaner:
 
     def may_join(self, batch: Batch) -> bool:
         """Whether the batch may be part of a run: it is small and uncompressed."""
-        return batch.record_count <= GROUP and batch.codec == NONE
+        return batch.record_count <= GROUP and batch.codec == NO_COMPRESSION
 
     def has_room_for(self, batch: Batch) -> bool:
         """Whether the batch can be added to the current run, which lies in one buffer."""

@@ -18,7 +18,7 @@ from librt.strings import BytesWriter, write_i64_be
 from mypy_extensions import i64
 
 from tidemill.log.offset_map import OffsetMap
-from tidemill.records.batch import LENGTH, NO_TIMESTAMP, NONE
+from tidemill.records.batch import LENGTH, NO_COMPRESSION, NO_TIMESTAMP
 from tidemill.records.legacy_formats import Entry, parse_entry
 from tidemill.records.message_set import wrap
 from tidemill.records.record_cursor import EntryCursor
@@ -73,7 +73,7 @@ class EntryCleaner:
                 count += 1
                 self.last_offset = cursor.offset
                 largest = max(largest, cursor.timestamp)
-                if entry.codec != NONE:
+                if entry.codec != NO_COMPRESSION:
                     write_i64_be(kept, cursor.offset - self.base_offset if entry.magic > 0 else cursor.offset)
                     kept.write(cursor.data[begin + LENGTH : cursor.position])
             begin = cursor.position

@@ -14,8 +14,7 @@ from collections.abc import Iterable
 
 from tidemill.log.transaction_index import Aborted
 from tidemill.records.batch import Batch
-from tidemill.records.end_transaction_marker import ABORT, COMMIT, MARKER_BATCH_BYTES_MAX, control_record_type
-from tidemill.records.record_reader import read_records
+from tidemill.records.end_transaction_marker import ABORT, COMMIT, read_control_record
 
 
 class CleanedTransactions:
@@ -42,21 +41,23 @@ class CleanedTransactions:
         return False
 
     def marker_may_go(self, batch: Batch) -> bool:
-        """Processes a control batch. Returns whether no batch of its transaction precedes it any more."""
+        """Processes a control batch. Returns whether no batch of its transaction precedes it any more.
+
+        Raises CorruptMessage for a malformed batch.
+        """
         self._begin_up_to(int(batch.last_offset))
-        records = read_records(batch, MARKER_BATCH_BYTES_MAX)
-        if not records:
+        record = read_control_record(batch)
+        if record is None:
             return True
-        kind = control_record_type(records[0].key)
         producer_id = int(batch.producer_id)
-        if kind == ABORT:
+        if record.control_type == ABORT:
             one = self._aborted.pop(producer_id, None)
             if one is None or producer_id not in self._with_batches:
                 return True
             self._with_batches.discard(producer_id)
             self.kept.append(one)
             return False
-        if kind == COMMIT:
+        if record.control_type == COMMIT:
             found = producer_id in self._committed
             self._committed.discard(producer_id)
             return not found

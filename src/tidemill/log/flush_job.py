@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Final
+from typing import Final
 
 from tidemill.log.errors import storage_error
 from tidemill.model.system_interfaces import File, Files
@@ -83,7 +83,6 @@ class FlushJob:
             self._open = []  # A finished job holds no file descriptors.
 
     def _sync_path(self, path: str) -> None:
-        file: Any
         try:
             file = self._files.open(path)
         except FileNotFoundError:

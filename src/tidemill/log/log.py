@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i32, i64, mypyc_attr
@@ -32,7 +32,7 @@ from tidemill.log.errors import OffsetOutOfRange, storage_error
 from tidemill.log.flush_job import FlushJob
 from tidemill.log.leader_epoch_file_cache import LeaderEpochFileCache
 from tidemill.log.log_config import LogConfig
-from tidemill.log.log_segment import LogSegment, Slice
+from tidemill.log.log_segment import LogRange, LogSegment
 from tidemill.log.producer_snapshots import ProducerSnapshots
 from tidemill.log.producer_state_loader import load_producers, recall_batches
 from tidemill.log.producer_state_manager import KeptBatch, ProducerEntry, ProducerStateManager
@@ -42,7 +42,7 @@ from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
 from tidemill.log.timestamp_lookup import first_at, largest, starts
 from tidemill.log.transaction_index import append_entry, truncate_entries
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, StorageError
-from tidemill.model.system_interfaces import Files
+from tidemill.model.system_interfaces import Buffer, Files
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import (
     CONTROL_FLAG,
@@ -50,11 +50,11 @@ from tidemill.records.batch import (
     CURRENT_MAGIC,
     LOG_OVERHEAD,
     MAGIC,
+    NO_COMPRESSION,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     NO_TIMESTAMP,
-    NONE,
     TRANSACTIONAL_FLAG,
     Batch,
     check_crc,
@@ -222,7 +222,7 @@ class Log:
         write_i64_be(prefix, base_offset)
         write_i32_be(prefix, i32(size - LOG_OVERHEAD))
         write_i32_be(prefix, i32(leader_epoch))
-        buffers: list[Any]
+        buffers: list[Buffer]
         if size <= COPIED_BYTES_MAX:
             prefix.write(data[position + PREFIX_BYTES : position + size])
             buffers = [prefix.getvalue()]
@@ -371,7 +371,7 @@ class Log:
         try:
             segment.append_entries(
                 entry.data[entry.position : entry.position + entry.size],
-                self.end_offset if entry.codec != NONE else entry.offset,
+                self.end_offset if entry.codec != NO_COMPRESSION else entry.offset,
             )
         except OSError as problem:
             raise storage_error("append to", segment.path, problem) from problem
@@ -597,7 +597,7 @@ class Log:
             return high_watermark
         return first if first > self.start_offset else self.start_offset
 
-    def read(self, offset: i64, bytes_max: i64, limit_offset: i64, whole_first: bool) -> Slice | None:
+    def read(self, offset: i64, bytes_max: i64, limit_offset: i64, whole_first: bool) -> LogRange | None:
         """The range of a log file with the batches from ``offset`` on, before ``limit_offset``.
 
         It begins with the batch that contains ``offset`` and has at most ``bytes_max`` bytes; with
@@ -833,7 +833,7 @@ class Log:
         self.leader_epochs.truncate_start(int(offset))
         return True
 
-    def remove_segments(self, count: i64, now_ms: i64) -> None:
+    def delete_old_segments(self, count: i64, now_ms: i64) -> None:
         """Removes the ``count`` oldest segments. If these are all, rolls to a new one.
 
         Raises StorageError; segments that were removed before the error stay removed.

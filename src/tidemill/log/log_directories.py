@@ -11,7 +11,6 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from tidemill.log.errors import storage_error
 from tidemill.log.failed_sync_marks import mark_directory, write_ids
@@ -29,31 +28,31 @@ from tidemill.log.log import Log
 from tidemill.log.meta_properties import VERSION, MetaProperties, new_id, read_meta, write_meta
 from tidemill.log.offset_checkpoint import OffsetCheckpoint
 from tidemill.model.errors import ConfigError, StorageError
-from tidemill.model.system_interfaces import Files
+from tidemill.model.system_interfaces import FileLock, Files
 from tidemill.model.types import TopicPartition
 
 
 class DataDirectory:
-    """One of the broker's ``log.dirs``. ``failure`` is empty while it is online."""
+    """One of the broker's ``log.dirs``. ``offline_reason`` is empty while it is online."""
 
     __slots__ = (
         "_known_watermarks",
-        "arriving",
         "clean",
         "cleaner_offsets",
-        "failure",
+        "future_logs",
         "has_failed",
         "has_unwritten_meta",
         "high_watermarks",
         "is_blank",
         "is_outdated",
-        "leaving",
         "lock",
         "logs",
         "may_have_lost",
         "meta",
+        "offline_reason",
         "path",
         "recovery_points",
+        "replaced_logs",
         "start_offsets",
         "was_used",
     )
@@ -61,7 +60,7 @@ class DataDirectory:
     def __init__(self, files: Files, path: str, high_watermarks: Mapping[TopicPartition, int]) -> None:
         """``high_watermarks`` are those of all partitions of the broker, as they change."""
         self.path = path
-        self.failure = ""
+        self.offline_reason = ""
         self.clean = False
         self.may_have_lost = False
         """The directory held logs, the shutdown was unclean, and the system was rebooted since, or a sync
@@ -80,16 +79,16 @@ class DataDirectory:
         """
         self.has_failed = False
         """A sync in it failed before the last shutdown, or another fault of its disk took it offline."""
-        self.lock: Any = None
+        self.lock: FileLock | None = None
         self.meta: MetaProperties | None = None
         self.has_unwritten_meta = False
         """The directory has no ``meta.properties`` although others have: it is new, or the mount point of a
         missing disk.
         """
         self.logs: dict[TopicPartition, Log] = {}
-        self.arriving: dict[TopicPartition, Log] = {}
+        self.future_logs: dict[TopicPartition, Log] = {}
         """Future logs that are being copied here from another directory (``-future``)."""
-        self.leaving: dict[TopicPartition, Log] = {}
+        self.replaced_logs: dict[TopicPartition, Log] = {}
         """Former logs whose partitions have been replaced by a future log, until their directories are
         renamed.
 
@@ -106,27 +105,32 @@ class DataDirectory:
         self.high_watermarks = OffsetCheckpoint(files, self.file(HIGH_WATERMARKS), self._high_watermark)
         self.cleaner_offsets = OffsetCheckpoint(files, self.file(CLEANER_OFFSETS), self._clean_end)
 
+    @property
+    def is_offline(self) -> bool:
+        """Whether the directory failed: its logs cannot be used until a restart."""
+        return bool(self.offline_reason)
+
     def file(self, name: str) -> str:
         """The path of a file in this directory."""
         return f"{self.path}/{name}"
 
     # -- logs come, move and go
 
-    def add(self, log: Log, *, is_copy: bool = False) -> None:
-        """Adds a log; ``is_copy``: a future log."""
-        (self.arriving if is_copy else self.logs)[log.topic_partition] = log
+    def add(self, log: Log, *, is_future: bool = False) -> None:
+        """Adds a log; ``is_future``: a future log."""
+        (self.future_logs if is_future else self.logs)[log.topic_partition] = log
         log.on_offset_change = self.mark_changed
         self.mark_changed(log.topic_partition)
 
-    def remove(self, key: TopicPartition, *, is_copy: bool = False) -> Log | None:
+    def remove(self, key: TopicPartition, *, is_future: bool = False) -> Log | None:
         """Removes a log, so that the next checkpoints omit it. Returns None if there is none."""
         self.mark_changed(key)
-        return (self.arriving if is_copy else self.logs).pop(key, None)
+        return (self.future_logs if is_future else self.logs).pop(key, None)
 
-    def remove_leaving(self, key: TopicPartition) -> None:
-        """Removes one of :attr:`leaving`, whose directory was renamed."""
+    def remove_replaced(self, key: TopicPartition) -> None:
+        """Removes one of :attr:`replaced_logs`, whose directory was renamed."""
         self.mark_changed(key)
-        del self.leaving[key]
+        del self.replaced_logs[key]
 
     @property
     def checkpoints(self) -> tuple[OffsetCheckpoint, ...]:
@@ -141,7 +145,7 @@ class DataDirectory:
             checkpoint.mark_changed(key)
 
     def _find(self, key: TopicPartition) -> Log | None:
-        return self.logs.get(key) or self.arriving.get(key) or self.leaving.get(key)
+        return self.logs.get(key) or self.future_logs.get(key) or self.replaced_logs.get(key)
 
     def _recovery_point(self, key: TopicPartition) -> int | None:
         log = self._find(key)
@@ -215,21 +219,21 @@ class DataDirectories:
         """Logs of topics that did not exist in the cluster when this broker started."""
 
     @property
-    def working(self) -> list[DataDirectory]:
+    def online(self) -> list[DataDirectory]:
         """The online directories."""
-        return [directory for directory in self.all if not directory.failure]
+        return [directory for directory in self.all if not directory.is_offline]
 
     def fail_directory(self, path: str, reason: str) -> list[TopicPartition]:
         """Takes a data directory offline. Returns the partitions that are offline as a result."""
-        for directory in self.working:
+        for directory in self.online:
             if directory.path != path:
                 continue
-            directory.failure = reason
+            directory.offline_reason = reason
             self.warnings.append(f"the data directory {path} is offline: {reason}")
             gone = list(directory.logs)
             for key in gone:
                 self.logs.pop(key, None)
-            for log in (*directory.logs.values(), *directory.arriving.values()):
+            for log in (*directory.logs.values(), *directory.future_logs.values()):
                 log.closed = True
                 # Ranges that are being sent or synced keep their file open.
                 with contextlib.suppress(OSError, StorageError):
@@ -237,8 +241,8 @@ class DataDirectories:
             for checkpoint in directory.checkpoints:
                 checkpoint.close()
             directory.logs.clear()
-            directory.arriving.clear()
-            directory.leaving.clear()
+            directory.future_logs.clear()
+            directory.replaced_logs.clear()
             return gone
         return []
 
@@ -255,9 +259,7 @@ class DataDirectories:
 
     def _write_marks(self, failed: DataDirectory | None = None) -> list[StorageError | None]:
         return [
-            write_ids(self.files, other.path, self.distrusted)
-            for other in self.working
-            if other is not failed
+            write_ids(self.files, other.path, self.distrusted) for other in self.online if other is not failed
         ]
 
     def directory_of(self, log: Log) -> DataDirectory:
@@ -289,13 +291,13 @@ class DataDirectories:
 
     def _try_each(self, doing: str, step: Callable[[DataDirectory], None]) -> None:
         """Runs ``step`` for every online directory. Raises StorageError if none is online afterwards."""
-        for directory in self.working:
+        for directory in self.online:
             try:
                 step(directory)
             except OSError as problem:
                 self.fail_directory(directory.path, str(storage_error(doing, directory.path, problem)))
-        if not self.working:
-            raise StorageError("no data directory is online: " + self.all[0].failure)
+        if not self.online:
+            raise StorageError("no data directory is online: " + self.all[0].offline_reason)
 
     def _lock(self, directory: DataDirectory) -> None:
         make_durable_directory(self.files, directory.path)
@@ -323,7 +325,7 @@ class DataDirectories:
         """
         self._try_each("read", self._read_meta)
         found: MetaProperties | None = None
-        for directory in self.working:
+        for directory in self.online:
             meta = directory.meta
             if meta is None:
                 continue
@@ -342,7 +344,7 @@ class DataDirectories:
     def stored_node_id(self) -> int:
         """The broker id in ``meta.properties``; -1 if all directories are new."""
         self.stored_cluster_id()
-        return max((d.meta.node_id for d in self.working if d.meta is not None), default=-1)
+        return max((d.meta.node_id for d in self.online if d.meta is not None), default=-1)
 
     def claim(self, cluster_id: str, node_id: int, version: str = VERSION) -> None:
         """Verifies that the directories belong to this broker, and writes ``meta.properties`` of new ones.
@@ -353,8 +355,8 @@ class DataDirectories:
         """
         try:
             self.stored_cluster_id()
-            is_written = [directory.meta is not None for directory in self.working]
-            for directory in self.working:
+            is_written = [directory.meta is not None for directory in self.online]
+            for directory in self.online:
                 directory.has_unwritten_meta = directory.meta is None and any(is_written)
             self._try_each("write", lambda directory: self._claim(directory, cluster_id, node_id, version))
         except BaseException:
@@ -376,12 +378,12 @@ class DataDirectories:
     @property
     def is_blank(self) -> bool:
         """Whether no directory has logs: this broker is new, or all its logs are lost."""
-        return all(directory.is_blank for directory in self.working)
+        return all(directory.is_blank for directory in self.online)
 
     def mark_losses_handled(self) -> None:
         """Records that the losses of the last shutdown were handled. Raises StorageError."""
         handled: set[str] = set()
-        for directory in self.working:
+        for directory in self.online:
             if directory.may_have_lost or directory.is_blank or directory.is_outdated:
                 path = directory.file(BOOT)
                 try:
@@ -417,13 +419,13 @@ class DataDirectories:
         """Online directories that do not exist any more. May run in a thread."""
         return [
             directory.path
-            for directory in self.working
+            for directory in self.online
             if not directory.has_unwritten_meta and not self.files.exists(directory.file(META_PROPERTIES))
         ]
 
     def write_new_meta_properties(self) -> None:
         """Writes ``meta.properties`` of directories that were new beside others: no partition is missing."""
-        for directory in self.working:
+        for directory in self.online:
             if directory.has_unwritten_meta and directory.meta is not None:
                 path = directory.file(META_PROPERTIES)
                 try:

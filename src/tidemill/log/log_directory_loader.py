@@ -52,7 +52,6 @@ from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_directories import DataDirectories, DataDirectory
 from tidemill.log.log_loader import LogLoader
-from tidemill.log.lost_records import describe_loss, has_no_segment
 from tidemill.log.offset_checkpoint import OffsetCheckpoint
 from tidemill.log.recovery_walk import Stopped
 from tidemill.model.errors import StorageError
@@ -139,10 +138,10 @@ class LogDirectoryLoader:
     def run(self) -> None:
         """Opens every log. A directory that is unusable goes offline."""
         loadings: list[DirectoryLoading] = []
-        for directory in self.all.working:
+        for directory in self.all.online:
             with self._failing_directory(directory):
                 self.all.distrusted |= read_ids(self.files, directory.path)
-        for directory in self.all.working:
+        for directory in self.all.online:
             with self._failing_directory(directory):
                 loadings.append(self._scan_directory(directory))
         self._merge_high_watermarks(loadings)
@@ -294,7 +293,7 @@ class LogDirectoryLoader:
         """Whether the log at ``path`` has been replaced by a future log in another directory."""
         marker = f"{path}/{MOVED_TO}"
         target = self.all.at_path(self.files.read(marker).decode(errors="replace").strip() or "/")
-        if target is None or target.failure:
+        if target is None or target.is_offline:
             where = self.files.read(marker).decode(errors="replace").strip()
             self.all.ambiguous[key] = (
                 f"{path} was being moved to {where}, which is offline: "
@@ -313,7 +312,7 @@ class LogDirectoryLoader:
 
     def _has_moved_on(self, directory: DataDirectory, key: TopicPartition) -> bool:
         """Whether the future log has been moved further: this log was not removed and lacks later records."""
-        others = [one.file(partition_directory(key)) for one in self.all.working if one is not directory]
+        others = [one.file(partition_directory(key)) for one in self.all.online if one is not directory]
         return any(self.files.exists(path) and not self.files.exists(f"{path}/{MOVED_TO}") for path in others)
 
     def _read_offsets(self, checkpoint: OffsetCheckpoint) -> dict[TopicPartition, int]:
@@ -342,7 +341,9 @@ class LogDirectoryLoader:
             topic_id=topic_id,
             recovery_point=directory.recovery_points.max_offset(place.key),
             start_offset=directory.start_offsets.max_offset(place.key),
+            high_watermark=self.high_watermarks.get(place.key, 0),
             clean=directory.clean,
+            is_future=place.is_future,
             names=place.names,
             lost_unsynced=directory.may_have_lost,
             # A full disk may have rejected the mark that it was used.
@@ -351,15 +352,9 @@ class LogDirectoryLoader:
         loading.openings.append(opening)
         opening.warnings += warnings
         opening.progress.stop = loading.stopping
-        if not place.is_future:
-            opening.before_loss = lambda: self._mark_loss(place)
         try:
             if directory.may_have_lost:
                 self._forget_cached(place)
-            if has_no_segment(place.names or ()) and self._describe_loss(
-                directory, place, opening.start_offset
-            ):
-                opening.before_loss()  # A segment is created now.
             opened = opening.open()
         except BaseException:
             loading.stop()  # The other logs are unusable too.
@@ -373,27 +368,6 @@ class LogDirectoryLoader:
                 self.files.forget_cached(f"{place.path}/{name}")
         except OSError as problem:
             raise storage_error("sync", problem.filename or place.path, problem) from problem
-
-    def _describe_loss(self, directory: DataDirectory, place: Place, end_offset: int) -> str:
-        return describe_loss(
-            place.path,
-            place.names or (),
-            end_offset,
-            self.high_watermarks.get(place.key, 0),
-            directory.recovery_points.max_offset(place.key),
-            after_clean_stop=directory.clean,
-        )
-
-    def _mark_loss(self, place: Place) -> None:
-        """Records durably that a log has lost records: this start may end before the loss is handled.
-
-        Raises StorageError.
-        """
-        path = f"{place.path}/{RECORDS_LOST}"
-        try:
-            self.files.replace(path, b"")
-        except OSError as problem:
-            raise storage_error("write", path, problem) from problem
 
     def _add_log(self, directory: DataDirectory, place: Place, opening: LogLoader, one: Log) -> None:
         """Adds an open log."""
@@ -415,19 +389,10 @@ class LogDirectoryLoader:
                 with self._failing_directory(holder):
                     self._make_stray(holder, found, one)
             self.all.logs[place.key] = one
-        directory.add(one, is_copy=place.is_future)
-        lost = self._describe_loss(directory, place, int(one.end_offset))
-        if lost and not place.is_future:
-            self._mark_loss(place)  # The checkpoint that shows the loss is overwritten.
+        directory.add(one, is_future=place.is_future)
         is_noted = RECORDS_LOST in (place.names or ())
-        if (lost or opening.has_lost or is_noted) and not place.is_future:
+        if (opening.has_lost or is_noted) and not place.is_future:
             self.all.damaged.add(place.key)
-        if lost and not place.is_future:
-            if opening.truncation_warning >= 0:
-                # One warning per loss.
-                opening.warnings[opening.truncation_warning] += f". {lost}"
-            else:
-                opening.warnings.append(lost)
         self.all.warnings += opening.warnings
         self.recovered_bytes += opening.recovered_bytes
         self.removals.merge(opening.removals)
@@ -452,12 +417,12 @@ class LogDirectoryLoader:
     def resolve_future_logs(self) -> None:
         """Removes the future logs without a partition here, after all directories are open."""
         seen: set[TopicPartition] = set()
-        for directory in self.all.working:
+        for directory in self.all.online:
             with self._failing_directory(directory):
                 self._resolve_future_logs_in(directory, seen)
 
     def _resolve_future_logs_in(self, directory: DataDirectory, seen: set[TopicPartition]) -> None:
-        for key, copy in list(directory.arriving.items()):
+        for key, copy in list(directory.future_logs.items()):
             current = self.all.logs.get(key)
             if current is None:
                 self.all.warnings.append(f"{copy.directory} is ignored: this broker has no replica of {key}")
@@ -475,7 +440,7 @@ class LogDirectoryLoader:
                 continue
             copy.closed = True
             copy.release()
-            directory.remove(key, is_copy=True)
+            directory.remove(key, is_future=True)
 
     def _truncated_to_common_end(self, copy: Log, current: Log) -> bool:
         """Truncates a future log to its common end with the current log. Returns False on a read error.

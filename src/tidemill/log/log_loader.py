@@ -13,7 +13,6 @@ log loses no record.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Final
 
@@ -46,7 +45,7 @@ from tidemill.log.leader_epoch_recovery import begin_at_log_end, recover_earlier
 from tidemill.log.log import Log
 from tidemill.log.log_config import INT64_MAX, LogConfig
 from tidemill.log.log_segment import LogSegment
-from tidemill.log.lost_records import truncate_segment
+from tidemill.log.lost_records import describe_loss, has_no_segment, mark_loss, truncate_segment
 from tidemill.log.producer_snapshots import write_snapshot
 from tidemill.log.producer_state_loader import load_producers
 from tidemill.log.producer_state_manager import ProducerStateManager
@@ -82,13 +81,17 @@ class LogLoader:
         topic_id: bytes = ZERO_ID,
         recovery_point: int = 0,
         start_offset: int = 0,
+        high_watermark: int = 0,
         clean: bool = False,
+        is_future: bool = False,
         names: list[str] | None = None,
         lost_unsynced: bool = False,
         cleaned_behind_checkpoint: bool = True,
     ) -> None:
         """``names``: the content of the directory, if known.
 
+        ``recovery_point``, ``start_offset`` and ``high_watermark``: the offsets in the checkpoints.
+        ``is_future``: the log is filled from the current log, so it cannot lose records.
         ``lost_unsynced``: the machine went down, or a sync failed, since the log was open.
         ``cleaned_behind_checkpoint``: compaction did not go beyond ``recovery_point``. Kafka's compaction
         does not observe that.
@@ -103,18 +106,21 @@ class LogLoader:
         self.recovery_point = recovery_point
         self._synced_end = recovery_point
         self.start_offset = start_offset
+        self.high_watermark = high_watermark
         self.clean = clean
+        self.is_future = is_future
         self.lost_unsynced = lost_unsynced
         self.cleaned_behind_checkpoint = cleaned_behind_checkpoint
-        self._keeps_truncated_bytes = clean
+        self._was_clean = clean
         self.warnings: list[str] = []
         self.truncation_warning = -1
         """The index of the warning about the truncated or damaged end of the log; -1: none."""
         self.progress = Progress()
         self.has_lost = False
-        """Whether more was lost than the end of the last write, which is all that a kill may lose."""
-        self.before_loss: Callable[[], None] = lambda: None
-        """Called before a truncation that loses more: afterwards nothing shows the loss."""
+        """Whether more was lost than the end of the last write, which is all that a kill may lose.
+
+        The directory of a partition then has the file ``records-lost``.
+        """
         self.producers = ProducerStateManager(str(topic_partition))
         self.leader_epochs = LeaderEpochFileCache(files, f"{directory}/{LEADER_EPOCHS}")
         self._tail_warning = ""
@@ -136,6 +142,8 @@ class LogLoader:
 
     def _open(self) -> Log:
         found = self._names or self.files.list(self.directory)
+        if has_no_segment(found) and self._describe_loss(found, self.start_offset):
+            self._mark_loss()  # A segment is created now.
         names = clean_up(self.files, self.directory, found, self.warnings)
         segments = self._segments(names)
         is_new = not segments
@@ -182,6 +190,7 @@ class LogLoader:
             log.durability.truncations += 1
             self.leader_epochs.changes += 1
         self.warnings += open_transaction_warnings(self.producers)
+        self._report_loss(self._describe_loss(found, end))
         return log
 
     def _restart_at_start(self, segments: list[LogSegment], end: int) -> LogSegment:
@@ -199,10 +208,33 @@ class LogLoader:
         fresh.create(self.now_ms)
         return fresh
 
+    def _describe_loss(self, names: list[str], end_offset: int) -> str:
+        return describe_loss(
+            self.directory,
+            names,
+            end_offset,
+            self.high_watermark,
+            self._synced_end,
+            after_clean_stop=self._was_clean,
+        )
+
+    def _report_loss(self, loss: str) -> None:
+        """Adds a loss that the checkpoints show to the warnings: later, they are overwritten."""
+        if not loss or self.is_future:
+            return
+        self._mark_loss()
+        if self.truncation_warning >= 0:
+            # One warning per loss.
+            self.warnings[self.truncation_warning] += f". {loss}"
+        else:
+            self.warnings.append(loss)
+
     def _mark_loss(self) -> None:
+        """Records the loss durably before a truncation or an append hides it."""
         if not self.has_lost:
-            self.before_loss()
             self.has_lost = True
+            if not self.is_future:
+                mark_loss(self.files, self.directory)
 
     # Segments
 
@@ -254,7 +286,7 @@ class LogLoader:
         segment.release()
         for suffix in (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX):
             path = f"{self.directory}/{offset_name(segment.base_offset, suffix)}"
-            if suffix == LOG and segment.size and self._keeps_truncated_bytes:
+            if suffix == LOG and segment.size and self._was_clean:
                 self.files.rename(path, f"{path}.0{CUT}")
             elif self.files.exists(path):
                 self.files.rename(path, path + DELETED)
@@ -450,16 +482,14 @@ class LogLoader:
             self.files.sync_directory(self.directory)
         del segments[at + 1 :]
         self.truncation_warning = len(self.warnings)
-        self.warnings.append(
-            text + truncate_segment(self.files, segment, position, keep=self._keeps_truncated_bytes)
-        )
+        self.warnings.append(text + truncate_segment(self.files, segment, position, keep=self._was_clean))
 
     def _is_synced(self, walk: RecoveryWalk) -> bool:
         """Whether the fault is in the part that a clean shutdown had synced, when no write was in progress.
 
         The shutdown recorded the log end offset; bytes after it are no records.
         """
-        return self._keeps_truncated_bytes and not 0 < self._synced_end <= walk.next_offset
+        return self._was_clean and not 0 < self._synced_end <= walk.next_offset
 
     def _describe_truncation(self, segment: LogSegment, gone: list[LogSegment], walk: RecoveryWalk) -> str:
         """Describes the records that are truncated, from the headers after the fault and the checkpoint."""
@@ -517,32 +547,3 @@ class LogLoader:
                 raise
         else:
             self.producers.snapshot_offset = offset
-
-
-def open_log(
-    files: Files,
-    directory: str,
-    topic_partition: TopicPartition,
-    config: LogConfig,
-    *,
-    removals: DelayedFileRemoval | None = None,
-    now_ms: int = 0,
-    topic_id: bytes = ZERO_ID,
-    recovery_point: int = 0,
-    start_offset: int = 0,
-    clean: bool = False,
-) -> Log:
-    """Opens a single log, for tests and tools; see :class:`LogLoader`."""
-    opening = LogLoader(
-        files,
-        directory,
-        topic_partition,
-        config,
-        removals=DelayedFileRemoval() if removals is None else removals,
-        now_ms=now_ms,
-        topic_id=topic_id,
-        recovery_point=recovery_point,
-        start_offset=start_offset,
-        clean=clean,
-    )
-    return opening.open()

@@ -98,12 +98,12 @@ class LogManager:
         loading.run()
         loading.resolve_future_logs()
         self.dirs.high_watermarks |= loading.high_watermarks
-        for directory in self.dirs.working:
+        for directory in self.dirs.online:
             for checkpoint in (directory.recovery_points, directory.start_offsets, directory.high_watermarks):
                 checkpoint.compare()
         self._write_lowered_checkpoints()
-        if not self.dirs.working:
-            raise StorageError("no data directory is online: " + self.dirs.all[0].failure)
+        if not self.dirs.online:
+            raise StorageError("no data directory is online: " + self.dirs.all[0].offline_reason)
         self.promised |= loading.promised
         self.recovered_bytes = loading.recovered_bytes
 
@@ -111,8 +111,8 @@ class LogManager:
         """Writes checkpoints with offsets above those of a log that was truncated while opening, before
         appends.
         """
-        for directory in self.dirs.working:
-            logs = [*directory.logs.values(), *directory.arriving.values()]
+        for directory in self.dirs.online:
+            logs = [*directory.logs.values(), *directory.future_logs.values()]
             try:
                 for checkpoint in self.overstated_checkpoints(directory, logs):
                     checkpoint.write()
@@ -145,19 +145,19 @@ class LogManager:
         found = self.logs.get(topic_partition)
         if found is not None:
             return found
-        working = self.dirs.working
-        if not working:
+        online = self.dirs.online
+        if not online:
             raise StorageError(f"{topic_partition} cannot be created: no data directory is online")
         if is_new:
             self.promised.pop(topic_partition, None)
             self.dirs.high_watermarks.pop(topic_partition, None)
-        if not is_new and len(working) < len(self.dirs.all):
-            failed = ", ".join(directory.path for directory in self.dirs.all if directory.failure)
+        if not is_new and len(online) < len(self.dirs.all):
+            failed = ", ".join(directory.path for directory in self.dirs.all if directory.is_offline)
             raise StorageError(f"{topic_partition} may be in {failed}, which failed: it stays offline")
         if topic_partition in self.dirs.ambiguous and not is_new:
             raise StorageError(self.dirs.ambiguous[topic_partition])
         is_rebuilt = not is_new and self.dirs.may_rebuild(topic_partition)
-        unwritten = [directory.path for directory in working if directory.has_unwritten_meta]
+        unwritten = [directory.path for directory in online if directory.has_unwritten_meta]
         if unwritten and not is_new and not is_rebuilt:
             self.missed += 1
             raise StorageError(
@@ -167,7 +167,7 @@ class LogManager:
             )
         places = [
             one
-            for one in working
+            for one in online
             if one.path not in self.cordoned and (is_rebuilt or not one.has_unwritten_meta)
         ]
         directory = self._choose_directory(topic_partition, places)
@@ -190,8 +190,8 @@ class LogManager:
         data directories do. In another directory a power failure could restore it under its name. Raises
         StorageError.
         """
-        self._delete_leaving(topic_partition, now_ms)
-        for one in self.dirs.working:
+        self._delete_replaced(topic_partition, now_ms)
+        for one in self.dirs.online:
             files = one.checkpoints if one is directory else (one.high_watermarks,)
             stale = [checkpoint for checkpoint in files if checkpoint.max_offset(topic_partition)]
             if stale:
@@ -206,18 +206,18 @@ class LogManager:
         self.dirs.renamed.pop(topic_partition, None)
 
     def _choose_directory(
-        self, topic_partition: TopicPartition, working: list[DataDirectory]
+        self, topic_partition: TopicPartition, online: list[DataDirectory]
     ) -> DataDirectory:
         """The directory for a new log: the requested one, else the one with the fewest partitions."""
-        if not working:
+        if not online:
             raise StorageError(
                 f"{topic_partition} cannot be created: every online directory is in cordoned.log.dirs"
             )
         requested = self._preferred.pop(topic_partition, "")
-        for directory in working:
+        for directory in online:
             if directory.path == requested:
                 return directory
-        return min(working, key=lambda candidate: len(candidate.logs) + len(candidate.arriving))
+        return min(online, key=lambda candidate: len(candidate.logs) + len(candidate.future_logs))
 
     def prefer(self, topic_partition: TopicPartition, path: str) -> None:
         """Remembers the data directory at ``path`` for a partition that is not here yet."""
@@ -225,7 +225,14 @@ class LogManager:
             self._preferred[topic_partition] = path
 
     def make_log(
-        self, path: str, topic_partition: TopicPartition, topic_id: bytes, config: LogConfig, now_ms: int
+        self,
+        path: str,
+        topic_partition: TopicPartition,
+        topic_id: bytes,
+        config: LogConfig,
+        now_ms: int,
+        *,
+        is_future: bool = False,
     ) -> Log:
         """Creates a log at ``path``, without adding it to a directory. Raises StorageError.
 
@@ -244,6 +251,7 @@ class LogManager:
                 removals=self.removals,
                 now_ms=now_ms,
                 topic_id=topic_id,
+                is_future=is_future,
             )
             return opening.open()
         except OSError as problem:
@@ -280,30 +288,30 @@ class LogManager:
         if log is None:
             self.promised.pop(topic_partition, None)
             return False
-        self._delete_copies(topic_partition, now_ms)
+        self._delete_future_logs(topic_partition, now_ms)
         log.release()
         self.discard(log, now_ms)
         self._forget(log)
         return True
 
-    def _delete_copies(self, topic_partition: TopicPartition, now_ms: int) -> None:
+    def _delete_future_logs(self, topic_partition: TopicPartition, now_ms: int) -> None:
         """Removes the future log, which a later move would continue."""
-        self._delete_leaving(topic_partition, now_ms)
-        for directory in self.dirs.working:
-            copy = directory.arriving.get(topic_partition)
+        self._delete_replaced(topic_partition, now_ms)
+        for directory in self.dirs.online:
+            copy = directory.future_logs.get(topic_partition)
             if copy is not None:
                 copy.release()
                 self.discard(copy, now_ms)
-                directory.remove(topic_partition, is_copy=True)
+                directory.remove(topic_partition, is_future=True)
                 copy.closed = True
 
-    def _delete_leaving(self, topic_partition: TopicPartition, now_ms: int) -> None:
+    def _delete_replaced(self, topic_partition: TopicPartition, now_ms: int) -> None:
         """Removes the old directory of an unfinished move: a new log there would begin with its records."""
-        for directory in self.dirs.working:
-            former = directory.leaving.get(topic_partition)
+        for directory in self.dirs.online:
+            former = directory.replaced_logs.get(topic_partition)
             if former is not None:
                 self.discard(former, now_ms)
-                directory.remove_leaving(topic_partition)
+                directory.remove_replaced(topic_partition)
 
     def set_aside(self, topic_partition: TopicPartition, now_ms: int) -> str:
         """Removes a log but keeps its files. Returns the new path of its directory.
@@ -313,7 +321,7 @@ class LogManager:
         log = self.logs.get(topic_partition)
         if log is None:
             raise StorageError(f"{topic_partition} has no log to set aside")
-        self._delete_copies(topic_partition, now_ms)
+        self._delete_future_logs(topic_partition, now_ms)
         log.release()
         renamed = self._rename(log, stray_directory(topic_partition))
         self._forget(log)
@@ -361,7 +369,7 @@ class LogManager:
         one. May run in a thread.
         """
         for directory in directories:
-            if directory.failure:
+            if directory.is_offline:
                 continue
             try:
                 self.files.sync_directory(directory.path)
@@ -384,7 +392,9 @@ class LogManager:
                 problems.append(str(storage_error("remove", path, problem)))
         return problems
 
-    def retain(self, now_ms: int, high_watermarks: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def cleanup_logs(
+        self, now_ms: int, high_watermarks: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
         """Removes segments by the retention policies. Returns the new log start offsets.
 
         Removes only records before the high watermark, and nothing from a log without one: its state in the
@@ -398,7 +408,7 @@ class LogManager:
             before = log.start_offset
             try:
                 count = expired_segments(log, high_watermark, now_ms, self.policies)
-                log.remove_segments(count, now_ms)
+                log.delete_old_segments(count, now_ms)
             except OSError as problem:
                 self.dirs.warnings.append(str(storage_error("apply retention to", log.directory, problem)))
             except StorageError as problem:
@@ -455,14 +465,14 @@ class LogManager:
 
     def recovery_point_checkpoints(self) -> list[OffsetCheckpoint]:
         """The recovery point checkpoints that have changed, to be written in a thread."""
-        return [one.recovery_points for one in self.dirs.working if one.recovery_points.collect()]
+        return [one.recovery_points for one in self.dirs.online if one.recovery_points.collect()]
 
     def start_offset_checkpoints(
         self, directories: Iterable[DataDirectory] | None = None
     ) -> list[OffsetCheckpoint]:
         """The changed log start offset checkpoints of ``directories`` (default: all), for a thread."""
-        working = self.dirs.working
-        chosen = working if directories is None else [one for one in directories if one in working]
+        online = self.dirs.online
+        chosen = online if directories is None else [one for one in directories if one in online]
         return [one.start_offsets for one in chosen if one.start_offsets.collect()]
 
     def log_checkpoints(self, directories: Iterable[DataDirectory]) -> list[OffsetCheckpoint]:
@@ -473,7 +483,7 @@ class LogManager:
         self, directories: Iterable[DataDirectory]
     ) -> Generator[None, None, list[OffsetCheckpoint]]:
         """Same as :meth:`log_checkpoints`, with pauses between many logs."""
-        chosen = [one for one in directories if not one.failure]
+        chosen = [one for one in directories if not one.is_offline]
         taken = []
         for file in [
             file for one in chosen for file in (one.recovery_points, one.start_offsets, one.high_watermarks)
@@ -491,7 +501,7 @@ class LogManager:
         """
         for key, offset in high_watermarks.items():
             self.set_high_watermark(key, offset)
-        return [one.high_watermarks for one in self.dirs.working if one.high_watermarks.collect()]
+        return [one.high_watermarks for one in self.dirs.online if one.high_watermarks.collect()]
 
     def set_high_watermark(self, topic_partition: TopicPartition, offset: int) -> None:
         """Sets a high watermark for the next checkpoint."""
@@ -526,18 +536,18 @@ class LogManager:
         """
         for key, offset in high_watermarks.items():
             self.set_high_watermark(key, offset)
-        working = self.dirs.working
+        online = self.dirs.online
         try:
-            with ThreadPoolExecutor(max(1, len(working)), thread_name_prefix="close") as pool:
-                closing = pool.map(lambda directory: self._close_directory(directory, now_ms), working)
+            with ThreadPoolExecutor(max(1, len(online)), thread_name_prefix="close") as pool:
+                closing = pool.map(lambda directory: self._close_directory(directory, now_ms), online)
                 return [problem for problems in closing for problem in problems]
         finally:
             self.dirs.unlock()
 
     def _close_directory(self, directory: DataDirectory, now_ms: int) -> list[str]:
         """Closes the logs of a directory. An error of one log does not affect the others."""
-        logs = [*directory.logs.values(), *directory.arriving.values()]
-        problems, sync_failed = close_logs(logs, now_ms, len(self.dirs.working))
+        logs = [*directory.logs.values(), *directory.future_logs.values()]
+        problems, sync_failed = close_logs(logs, now_ms, len(self.dirs.online))
         try:
             # One sync for all partition directories that were created in it.
             self.files.sync_directory(directory.path)

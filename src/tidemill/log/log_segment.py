@@ -6,7 +6,7 @@ last range that refers to it, even if the segment was deleted meanwhile.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from librt.strings import read_i32_be, read_i64_be
 from librt.vecs import vec
@@ -19,7 +19,7 @@ from tidemill.log.open_files import OPEN_FILES
 from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
 from tidemill.log.time_index import TimeIndex
 from tidemill.model.errors import KafkaError
-from tidemill.model.system_interfaces import File, Files
+from tidemill.model.system_interfaces import Buffer, File, Files
 from tidemill.records.batch import CODEC_MASK, LENGTH, LOG_OVERHEAD, MAGIC, Batch
 from tidemill.records.legacy_formats import TIMESTAMP
 from tidemill.records.record_cursor import open_cursor
@@ -31,7 +31,7 @@ UNKNOWN: Final = -2
 """A timestamp that was not read from the files yet."""
 
 
-class Slice:
+class LogRange:
     """A range of bytes of a log file. ``recent``: it was just written and is in memory."""
 
     def __init__(self, file: File, position: i64, size: i64, recent: bool) -> None:
@@ -145,7 +145,7 @@ class LogSegment:
         return file
 
     def append(
-        self, buffers: list[Any], size: i64, base_offset: i64, last_offset: i64, max_timestamp: i64
+        self, buffers: list[Buffer], size: i64, base_offset: i64, last_offset: i64, max_timestamp: i64
     ) -> None:
         """Appends one batch. Raises OSError, and then changes nothing."""
         if self._max_timestamp == UNKNOWN:

@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from tidemill.log.file_names import CUT, HIGH_WATERMARKS, LOG, RECOVERY_POINTS, SNAPSHOT, SWAP, offset_of
+from tidemill.log.errors import storage_error
+from tidemill.log.file_names import (
+    CUT,
+    HIGH_WATERMARKS,
+    LOG,
+    RECORDS_LOST,
+    RECOVERY_POINTS,
+    SNAPSHOT,
+    SWAP,
+    offset_of,
+)
 from tidemill.log.log_segment import LogSegment
 from tidemill.model.system_interfaces import Files
 
@@ -48,6 +58,18 @@ def describe_loss(
 def has_no_segment(names: Iterable[str]) -> bool:
     """Whether the files of a log include no segment."""
     return not any(name.endswith((LOG, LOG + SWAP)) for name in names)
+
+
+def mark_loss(files: Files, directory: str) -> None:
+    """Records durably that the log in ``directory`` has lost records, until the loss was handled.
+
+    Raises StorageError.
+    """
+    path = f"{directory}/{RECORDS_LOST}"
+    try:
+        files.replace(path, b"")
+    except OSError as problem:
+        raise storage_error("write", path, problem) from problem
 
 
 def keep_truncated(files: Files, path: str, position: int, size: int) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections import OrderedDict
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 SHARE: Final = 2
 """Logs hold at most this fraction (one half) of the process's descriptors; connections and syncs need others.
@@ -43,7 +43,7 @@ class OpenFiles:
 
     def __init__(self, limit: int = 0) -> None:
         self._limit = limit
-        self._held: OrderedDict[Any, None] = OrderedDict()
+        self._held: OrderedDict[Holder, None] = OrderedDict()
         self._lock = threading.Lock()
         self.evictions = 0
         """The number of descriptors closed because of the limit."""

@@ -20,7 +20,7 @@ from tidemill.log.file_names import (
     offset_name,
 )
 from tidemill.log.log_config import LogConfig
-from tidemill.log.log_segment import LogSegment, Slice
+from tidemill.log.log_segment import LogRange, LogSegment
 from tidemill.log.segment_swap import SegmentSwap, pin_all, unpin_all
 from tidemill.model.system_interfaces import Files
 
@@ -248,7 +248,7 @@ class SegmentList:
 
     def read(
         self, offset: i64, bytes_max: i64, limit_offset: i64, end_offset: i64, whole_first: bool
-    ) -> Slice | None:
+    ) -> LogRange | None:
         """The range of a log file from the batch with ``offset`` on; see :meth:`tidemill.log.log.Log.read`.
 
         ``end_offset`` is the log end offset. Raises OSError.
@@ -259,18 +259,18 @@ class SegmentList:
         if offset >= segment.base_offset:
             position = segment.recent_position(offset)
             if position >= 0:
-                return self._slice(segment, position, bytes_max, limit_offset, limited, whole_first, True)
+                return self._range(segment, position, bytes_max, limit_offset, limited, whole_first, True)
         at: i64 = self.at(offset)
         count: i64 = len(self.all)
         while at < count:
             segment = self.all[at]
             position = segment.position_of(offset)
             if position < segment.size:
-                return self._slice(segment, position, bytes_max, limit_offset, limited, whole_first, False)
+                return self._range(segment, position, bytes_max, limit_offset, limited, whole_first, False)
             at += 1
         return None
 
-    def _slice(
+    def _range(
         self,
         segment: LogSegment,
         position: i64,
@@ -279,7 +279,7 @@ class SegmentList:
         limited: bool,
         whole_first: bool,
         recent: bool,
-    ) -> Slice | None:
+    ) -> LogRange | None:
         end: i64 = segment.size
         if limited:
             end = self._limit_in(segment, limit_offset)
@@ -290,7 +290,7 @@ class SegmentList:
             size = segment.read_size(position, bytes_max, whole_first)
             if size > end - position:
                 size = end - position
-        return Slice(segment.file(), position, size, recent)
+        return LogRange(segment.file(), position, size, recent)
 
     def _limit_in(self, segment: LogSegment, limit_offset: i64) -> i64:
         """The end position of the batches before ``limit_offset`` in this segment."""

@@ -14,13 +14,13 @@ Source: Apache Kafka, ``AbstractIndex.java``.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from librt.strings import read_i32_be
 from mypy_extensions import i64
 
 from tidemill.log.open_files import OPEN_FILES
-from tidemill.model.system_interfaces import Files
+from tidemill.model.system_interfaces import FileMap, Files
 
 RELATIVE_OFFSET_MAX: Final = 0x7FFFFFFF
 """The largest difference between a record's offset and the base offset of its segment."""
@@ -39,7 +39,8 @@ class SparseIndex:
         self.entry_bytes: i64 = entry_bytes
         self.entries_max: i64 = bytes_max // entry_bytes
         self.entries: i64 = -1  # -1: not counted yet
-        self._map: Any = None
+        self._map: FileMap | bytes | None = None
+        """The map, the bytes of a private index, or None while the file is not mapped."""
         self._mapped_bytes: i64 = 0
         self._writable: bool = False
         self.pinned: bool = False
@@ -71,7 +72,7 @@ class SparseIndex:
         self._map_file(False)
         self.entries = self._count_entries()
 
-    def _map_file(self, writable: bool) -> Any:
+    def _map_file(self, writable: bool) -> FileMap | bytes | None:
         """Maps the file and returns the map, which another thread may evict (None: an empty file)."""
         if self._private:
             return self._read_file()
@@ -95,7 +96,7 @@ class SparseIndex:
         self._private = True
         self.entries = entries
 
-    def _read_file(self) -> Any:
+    def _read_file(self) -> bytes:
         file = self.files.open(self.path, False, True)
         try:
             size: i64 = file.size() if self.entries < 0 else self.entries * self.entry_bytes
@@ -116,9 +117,9 @@ class SparseIndex:
         finally:
             file.close()
 
-    def _try_map(self, writable: bool) -> Any:
+    def _try_map(self, writable: bool) -> FileMap | None:
         self._map = None
-        mapped: Any = None
+        mapped: FileMap | None = None
         file = self.files.open(self.path, False, not writable)
         try:
             size: i64 = file.size()
@@ -155,10 +156,11 @@ class SparseIndex:
         mapped = self._map
         if mapped is None:
             mapped = self._map_file(False)
+            if mapped is None:
+                raise IndexError(f"{self.path} is empty and has no entry {slot}")
         self.touched = True
         position: i64 = slot * self.entry_bytes
-        entry: bytes = mapped[position : position + self.entry_bytes]
-        return entry
+        return mapped[position : position + self.entry_bytes]
 
     def _store(self, entry: bytes) -> None:
         mapped = self._map
@@ -166,6 +168,8 @@ class SparseIndex:
             self.load()
             mapped = self._map_file(True)
             self._backed_bytes = self.entries * self.entry_bytes
+        if mapped is None or isinstance(mapped, bytes):
+            raise TypeError(f"{self.path} cannot be written: it is mapped for lookups only")
         self.touched = True
         position: i64 = self.entries * self.entry_bytes
         if position + self.entry_bytes > self._backed_bytes:

@@ -15,11 +15,11 @@ import mmap
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from mypy_extensions import i64
 
-from tidemill.model.system_interfaces import File, Files
+from tidemill.model.system_interfaces import Buffer, File, Files
 
 CACHE_PROBE_STRIDE: Final = 64 * 1024
 """Bytes between two probed bytes of :meth:`SystemFile.is_cached`: half of the kernel's usual read-ahead, so
@@ -102,7 +102,7 @@ class SystemFile(File):
         self._append_position = -1
         self._truncate_to = -1
 
-    def append(self, buffers: list[Any]) -> i64:
+    def append(self, buffers: list[Buffer]) -> i64:
         position = self._append_position
         if position < 0:
             if self._truncate_to >= 0:
@@ -125,7 +125,7 @@ class SystemFile(File):
         self._append_position = position + expected
         return expected
 
-    def _append_rest(self, buffers: list[Any], written: int) -> None:
+    def _append_rest(self, buffers: list[Buffer], written: int) -> None:
         """Continues after a short write. The next call reports the reason, if there is one."""
         _write_all(self._descriptor, memoryview(b"".join([bytes(buffer) for buffer in buffers]))[written:])
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from tidemill.log.batch_scan import BatchScan
 from tidemill.log.log_segment import LogSegment, first_reaching
-from tidemill.records.batch import APPEND_TIME_FLAG, CODEC_MASK, CONTROL_FLAG, NONE, RECORD_COUNT
+from tidemill.records.batch import APPEND_TIME_FLAG, CODEC_MASK, CONTROL_FLAG, NO_COMPRESSION, RECORD_COUNT
 from tidemill.records.record_cursor import open_cursor
 
 
@@ -104,7 +104,7 @@ def _records(scan: BatchScan, unpacked_bytes_max: int) -> Iterator[tuple[int, in
         if attributes & CONTROL_FLAG:
             yield scan.max_timestamp, scan.last_offset
             return
-    elif attributes & CODEC_MASK == NONE:
+    elif attributes & CODEC_MASK == NO_COMPRESSION:
         yield scan.max_timestamp, scan.last_offset
         return
     data, at = scan.whole()

@@ -11,11 +11,11 @@ import contextlib
 import os
 import shutil
 import tempfile
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from tidemill.log.file_names import LOG
 from tidemill.log.system_files import SystemFile, SystemFiles
-from tidemill.model.system_interfaces import File, Files
+from tidemill.model.system_interfaces import Buffer, File, FileMap, Files
 
 COPIED_BYTES_MAX: Final = 256 * 1024 * 1024
 """Only small files are changed in place; a start appends to no log."""
@@ -56,7 +56,7 @@ class _ScratchFile(File):
         self.owner.copy(self.entry)
         return self._open()
 
-    def append(self, buffers: list[Any]) -> int:
+    def append(self, buffers: list[Buffer]) -> int:
         return int(self._scratch_copy().append(buffers))
 
     def write_at(self, position: int, data: bytes) -> None:
@@ -80,7 +80,7 @@ class _ScratchFile(File):
     def sync(self) -> None:
         return
 
-    def map(self, writable: bool) -> Any:
+    def map(self, writable: bool) -> FileMap:
         if writable or self.entry.limit >= 0:
             self.owner.copy(self.entry)
         return self._open().map(writable)

@@ -8,14 +8,13 @@ from typing import Any, Final
 from tidemill.log.batch_scan import BatchScan
 from tidemill.model.errors import KafkaError
 from tidemill.model.system_interfaces import Files
-from tidemill.records.batch import CURRENT_MAGIC, NONE, Batch, check_crc, parse_batch
+from tidemill.records.batch import CURRENT_MAGIC, NO_COMPRESSION, Batch, check_crc, parse_batch
 from tidemill.records.compression import CODEC_NAMES
 from tidemill.records.end_transaction_marker import (
     ABORT,
     COMMIT,
-    NO_CONTROL_TYPE,
-    control_record_type,
-    decode_marker,
+    UNKNOWN,
+    decode_control_record,
 )
 from tidemill.records.legacy_formats import Entry, entry_crc, parse_entry, unpack_entry
 from tidemill.records.record_reader import Record, read_records, read_stored
@@ -142,7 +141,7 @@ def _old_entries(
 
 def _messages(entry: Entry, unpacked_bytes_max: int) -> Iterator[Entry]:
     """Yields the entry itself, or the messages that it wraps."""
-    if entry.codec == NONE:
+    if entry.codec == NO_COMPRESSION:
         yield entry
         return
     data = unpack_entry(entry, unpacked_bytes_max)
@@ -174,10 +173,10 @@ def _record_entry(batch: Batch, record: Record) -> dict[str, Any]:
         "control_type": None,
         "coordinator_epoch": None,
     }
-    number = int(control_record_type(record.key)) if batch.is_control else NO_CONTROL_TYPE
-    if number != NO_CONTROL_TYPE:
-        entry["control_type"] = number
-        entry["marker"] = MARKER_NAMES.get(number)
-        marker = decode_marker(record.key, record.value)
+    control = decode_control_record(record.key, record.value)
+    if batch.is_control and control.control_type != UNKNOWN:
+        entry["control_type"] = int(control.control_type)
+        entry["marker"] = MARKER_NAMES.get(entry["control_type"])
+        marker = control.marker
         entry["coordinator_epoch"] = None if marker is None else int(marker.coordinator_epoch)
     return entry

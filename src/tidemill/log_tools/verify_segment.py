@@ -27,9 +27,8 @@ from tidemill.records.batch import (
 )
 from tidemill.records.batch_validation import RecordWalk
 from tidemill.records.checksum import crc32c
-from tidemill.records.end_transaction_marker import ABORT, control_record_type
+from tidemill.records.end_transaction_marker import is_abort
 from tidemill.records.record_cursor import BatchCursor, RecordCursor, open_cursor
-from tidemill.records.record_reader import read_records
 
 WINDOW_BYTES: Final = 1024 * 1024
 
@@ -221,6 +220,5 @@ def _track_transaction(
         walk.open_transactions.setdefault(producer_id, int(batch.base_offset))
         return
     first_offset = walk.open_transactions.pop(producer_id, -1)
-    for record in read_records(batch, walk.check.unpacked_bytes_max):
-        if control_record_type(record.key) == ABORT:
-            aborted.abort(path, position, producer_id, first_offset, record.offset)
+    if is_abort(batch):
+        aborted.abort(path, position, producer_id, first_offset, int(batch.base_offset))

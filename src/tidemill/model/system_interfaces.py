@@ -7,7 +7,7 @@ The compiled data path calls them, and tests subclass them in plain Python.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from mypy_extensions import i64, mypyc_attr
 
@@ -44,6 +44,28 @@ class EventLoop(Protocol):
         raise NotImplementedError
 
 
+Buffer: TypeAlias = bytes | memoryview
+"""Bytes to write."""
+
+
+class FileMap(Protocol):
+    """The memory map of a file, as ``mmap.mmap``."""
+
+    def __getitem__(self, span: slice, /) -> bytes:
+        raise NotImplementedError
+
+    def __setitem__(self, span: slice, data: bytes, /) -> None:
+        raise NotImplementedError
+
+
+class FileLock(Protocol):
+    """A held lock file."""
+
+    def close(self) -> None:
+        """Releases the lock."""
+        raise NotImplementedError
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class File:
     """An open file. All positions and sizes are bytes.
@@ -56,7 +78,7 @@ class File:
     executor: Executor | None = None
     """The threads that read the file ahead; None for those of all log files."""
 
-    def append(self, buffers: list[Any]) -> i64:
+    def append(self, buffers: list[Buffer]) -> i64:
         """Appends all of ``buffers``, completely or not at all. Returns the number of bytes written.
 
         When the write fails half way (a full disk), the file is first truncated to its former size.
@@ -90,8 +112,8 @@ class File:
         nothing where the system has no such call. Raises OSError, which counts as a failed :meth:`sync`.
         """
 
-    def map(self, writable: bool) -> Any:
-        """Returns the whole file as a memory map (``mmap.mmap`` or a buffer with the same interface)."""
+    def map(self, writable: bool) -> FileMap:
+        """Returns the whole file as a memory map."""
         raise NotImplementedError
 
     def is_cached(self, position: i64, count: i64) -> bool:
@@ -213,7 +235,7 @@ class Files:
         """Returns the size of the file system of ``path``, in bytes."""
         raise NotImplementedError
 
-    def lock(self, path: str) -> Any:
+    def lock(self, path: str) -> FileLock:
         """Takes the exclusive lock file at ``path``. Raises BlockingIOError when another process holds it.
 
         The returned object holds the lock until its ``close()``.

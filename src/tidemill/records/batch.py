@@ -72,7 +72,7 @@ TRANSACTIONAL_FLAG: Final = 0x10
 CONTROL_FLAG: Final = 0x20
 DELETE_HORIZON_FLAG: Final = 0x40
 
-NONE: Final = 0
+NO_COMPRESSION: Final = 0
 GZIP: Final = 1
 SNAPPY: Final = 2
 LZ4: Final = 3
@@ -196,7 +196,7 @@ def parse_batch(data: bytes, position: i64, end: i64) -> Batch:
         count < 0
         or batch.last_offset_delta < 0
         or count > batch.last_offset_delta + 1
-        or (batch.attributes & CODEC_MASK == NONE and count > space // RECORD_BYTES_MIN)
+        or (batch.attributes & CODEC_MASK == NO_COMPRESSION and count > space // RECORD_BYTES_MIN)
         or batch.base_offset > _BASE_OFFSET_MAX
     ):
         raise _wrong_counts(batch)

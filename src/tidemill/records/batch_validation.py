@@ -21,8 +21,8 @@ from tidemill import _build_mode
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
 from tidemill.records.batch import (
     GZIP,
+    NO_COMPRESSION,
     NO_TIMESTAMP,
-    NONE,
     RECORDS,
     Batch,
     check_crc,
@@ -52,7 +52,7 @@ COSTLY_BYTES: Final = 8 * 1024 * 1024
 """Uncompressed size: only the checksum is computed in one go, at 10 GB/s and more."""
 
 
-class Limits:
+class RecordLimits:
     """A topic's limits for produced batches."""
 
     def __init__(
@@ -143,7 +143,7 @@ class RecordWalk:
         )
 
 
-def validate(batch: Batch, limits: Limits, now_ms: i64) -> Batch:
+def validate(batch: Batch, limits: RecordLimits, now_ms: i64) -> Batch:
     """Checks the whole batch at once; returns it, or a copy with a corrected max timestamp.
 
     The caller has checked the size of the batch. Raises CorruptMessage (framing, checksum, compression) and
@@ -157,7 +157,7 @@ def validate(batch: Batch, limits: Limits, now_ms: i64) -> Batch:
     return finish_validation(batch, walk, limits)
 
 
-def begin_validation(batch: Batch, limits: Limits, now_ms: i64) -> RecordWalk:
+def begin_validation(batch: Batch, limits: RecordLimits, now_ms: i64) -> RecordWalk:
     """Checks the checksum and the header, and unpacks the records; returns the walk over them."""
     check_crc(batch)
     check_produced_header(batch)
@@ -166,7 +166,7 @@ def begin_validation(batch: Batch, limits: Limits, now_ms: i64) -> RecordWalk:
     return RecordWalk(cursor, limits.key_required, lowest, highest)
 
 
-def timestamp_bounds(limits: Limits, now_ms: i64, check: bool) -> tuple[i64, i64]:
+def timestamp_bounds(limits: RecordLimits, now_ms: i64, check: bool) -> tuple[i64, i64]:
     """The smallest and the largest timestamp in ms that a topic accepts now; any int64 without ``check``."""
     lowest: i64 = INT64_MIN
     highest: i64 = INT64_MAX
@@ -178,7 +178,7 @@ def timestamp_bounds(limits: Limits, now_ms: i64, check: bool) -> tuple[i64, i64
     return lowest, highest
 
 
-def finish_validation(batch: Batch, walk: RecordWalk, limits: Limits) -> Batch:
+def finish_validation(batch: Batch, walk: RecordWalk, limits: RecordLimits) -> Batch:
     """Returns or raises the result of :func:`validate`, after the walk's last step."""
     if walk.errors:
         index, text = walk.errors[0]
@@ -228,7 +228,7 @@ def is_costly(batch: Batch) -> bool:
     codec: i64 = batch.codec
     if batch.record_count > COSTLY_RECORDS:
         return True
-    if codec == NONE:
+    if codec == NO_COMPRESSION:
         return batch.size > COSTLY_BYTES
     if codec == GZIP:
         return batch.size > COSTLY_GZIP_BYTES

@@ -19,11 +19,11 @@ from tidemill.records.batch import (
     LAST_OFFSET_DELTA,
     LOG_OVERHEAD,
     MAX_TIMESTAMP,
+    NO_COMPRESSION,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     NO_TIMESTAMP,
-    NONE,
     PRODUCER_ID,
     RECORDS,
     TRANSACTIONAL_FLAG,
@@ -49,8 +49,8 @@ class BatchBuilder:
     first record's. Not thread-safe.
     """
 
-    def __init__(self, codec: i64 = NONE, level: int | None = None) -> None:
-        if codec < NONE or codec > ZSTD:
+    def __init__(self, codec: i64 = NO_COMPRESSION, level: int | None = None) -> None:
+        if codec < NO_COMPRESSION or codec > ZSTD:
             raise ValueError(
                 f"compression codec {codec} does not exist: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd"
             )

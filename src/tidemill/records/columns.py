@@ -38,14 +38,14 @@ from tidemill.model.errors import CorruptMessage
 from tidemill.records.batch import (
     CURRENT_MAGIC,
     MAGIC,
-    NONE,
+    NO_COMPRESSION,
     Batch,
     check_crc,
     parse_batch,
     whole_batch_size,
 )
 from tidemill.records.column_vectors import Columns, HeaderFields, to_microseconds
-from tidemill.records.end_transaction_marker import ABORT, control_type
+from tidemill.records.end_transaction_marker import is_abort
 from tidemill.records.legacy_formats import parse_entry
 from tidemill.records.record_cursor import BatchCursor, EntryCursor, RecordCursor
 
@@ -187,7 +187,7 @@ class _Plan:
         entry = parse_entry(self.data, self.position, self.end, self.check_crcs)
         if entry.offset < self.next_offset:
             raise _out_of_order(entry.position, entry.offset, self.next_offset)
-        if entry.codec == NONE and entry.offset >= self.end_offset:
+        if entry.codec == NO_COMPRESSION and entry.offset >= self.end_offset:
             self.next_offset = self.end_offset
             return False
         if entry.offset >= self.start_offset:
@@ -207,7 +207,7 @@ class _Plan:
             raise ValueError(f"{self.bytes} bytes unpacked exceed the limit of {EDGE_MAX}: lower bytes_max")
         pieces: list[bytes] = []
         for cursor in self.cursors:
-            whole: bool = cursor.codec != NONE
+            whole: bool = cursor.codec != NO_COMPRESSION
             pieces.append(cursor.data if whole else cursor.data[cursor.position : cursor.end])
         joined = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         position: i64 = 0
@@ -220,7 +220,7 @@ class _Plan:
         self.cursors.append(cursor)
         self.records += cursor.count
         self.bytes += cursor.end - cursor.position
-        if cursor.codec != NONE:
+        if cursor.codec != NO_COMPRESSION:
             self.has_compressed = True
 
     def _is_wanted(self, batch: Batch) -> bool:
@@ -232,7 +232,7 @@ class _Plan:
             self.aborting.add(producer_id)
             self.aborted_index += 1
         if batch.is_control:
-            if batch.producer_id in self.aborting and control_type(batch, self.unpacked_bytes_max) == ABORT:
+            if batch.producer_id in self.aborting and is_abort(batch):
                 self.aborting.discard(batch.producer_id)
             return False
         return not (batch.is_transactional and batch.producer_id in self.aborting)

@@ -27,7 +27,7 @@ from mypy_extensions import i32, i64
 
 from tidemill.model.errors import CorruptMessage, ErrorCode, InvalidRecord, UnpackedTooLarge
 from tidemill.model.unpacked_limit import UNPACKED_KEY
-from tidemill.records.batch import GZIP, LZ4, NONE, SNAPPY, ZSTD
+from tidemill.records.batch import GZIP, LZ4, NO_COMPRESSION, SNAPPY, ZSTD
 
 CODEC_NAMES: Final = ["none", "gzip", "snappy", "lz4", "zstd"]
 """Indexed by number; the names are those of configurations."""
@@ -71,7 +71,7 @@ def compress(codec: i64, data: bytes, level: int | None = None) -> bytes:
     ``level`` is the codec's own: gzip 1 to 9 (-1: 6), lz4 1 to 17 (9, the default, is its fast mode, as for
     Kafka's ``compression.lz4.level``), zstd -131072 to 22 (3); snappy has no levels.
     """
-    if codec == NONE:
+    if codec == NO_COMPRESSION:
         return data
     import cramjam
 
@@ -97,7 +97,7 @@ def decompress_range(codec: i64, data: bytes, position: i64, end: i64, bytes_max
         raise ValueError(f"bytes {position} to {end} are not inside a buffer of {len(data)} bytes")
     if bytes_max < 0:
         raise ValueError(f"bytes_max is {bytes_max}, it must not be negative")
-    if codec == NONE:
+    if codec == NO_COMPRESSION:
         if end - position > bytes_max:
             raise _too_large(codec, end - position, bytes_max)
         return data[position:end]
@@ -122,7 +122,7 @@ def unpacked_bytes_bound(codec: i64, data: bytes, position: i64, end: i64) -> i6
 
     Raises CorruptMessage for wrong or incomplete framing, InvalidRecord for a codec that does not exist.
     """
-    if codec == NONE:
+    if codec == NO_COMPRESSION:
         return end - position
     if codec == GZIP:
         return (end - position) * GZIP_RATIO_MAX

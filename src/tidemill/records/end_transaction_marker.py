@@ -26,12 +26,11 @@ from mypy_extensions import i16, i32, i64
 
 from tidemill.model.errors import CorruptMessage, KafkaError
 from tidemill.records.batch import Batch
-from tidemill.records.record_cursor import BatchCursor
 from tidemill.records.record_reader import read_records
 
 ABORT: Final = 0
 COMMIT: Final = 1
-NO_CONTROL_TYPE: Final = -1
+UNKNOWN: Final = -1
 
 VERSION: Final = 0
 KEY_BYTES_MIN: Final = 2 + 2
@@ -63,19 +62,43 @@ class EndTransactionMarker:
         return writer.getvalue()
 
 
-def control_record_type(key: bytes | None) -> i64:
-    """Returns the type of the control record with this key; -1 when the key is too short."""
+class ControlRecord:
+    """A control record: the version and type in its key, and the marker if it ends a transaction.
+
+    ``control_type`` is :data:`UNKNOWN` when the key is too short. Other types than those of markers are
+    known to Kafka's Raft only.
+    """
+
+    def __init__(self, version: i64, control_type: i64, marker: EndTransactionMarker | None) -> None:
+        self.version: i64 = version
+        self.control_type: i64 = control_type
+        self.marker = marker
+
+
+def decode_control_record(key: bytes | None, value: bytes | None) -> ControlRecord:
+    """Decodes the key and value of a record in a control batch."""
     if key is None or len(key) < KEY_BYTES_MIN:
-        return NO_CONTROL_TYPE
-    return i64(read_i16_be(key, 2))
+        return ControlRecord(UNKNOWN, UNKNOWN, None)
+    version: i64 = i64(read_i16_be(key, 0))
+    control_type: i64 = i64(read_i16_be(key, 2))
+    if (control_type != ABORT and control_type != COMMIT) or value is None or len(value) < VALUE_BYTES_MIN:
+        return ControlRecord(version, control_type, None)
+    marker = EndTransactionMarker(control_type, i64(read_i32_be(value, 2)))
+    return ControlRecord(version, control_type, marker)
 
 
-def decode_marker(key: bytes | None, value: bytes | None) -> EndTransactionMarker | None:
-    """Decodes a control record; None when it is not a marker."""
-    kind: i64 = control_record_type(key)
-    if (kind != ABORT and kind != COMMIT) or value is None or len(value) < VALUE_BYTES_MIN:
+def read_control_record(batch: Batch) -> ControlRecord | None:
+    """Returns the control record in a control batch; None when compaction has removed the record.
+
+    Raises CorruptMessage for a malformed batch or key.
+    """
+    records = read_records(batch, MARKER_BATCH_BYTES_MAX)
+    if not records:
         return None
-    return EndTransactionMarker(kind, i64(read_i32_be(value, 2)))
+    record = decode_control_record(records[0].key, records[0].value)
+    if record.control_type == UNKNOWN:
+        raise CorruptMessage(f"the control batch with base offset {batch.base_offset} has no control type")
+    return record
 
 
 def read_marker(batch: Batch) -> EndTransactionMarker | None:
@@ -83,23 +106,13 @@ def read_marker(batch: Batch) -> EndTransactionMarker | None:
     if batch.size > MARKER_BATCH_BYTES_MAX:
         return None
     try:
-        records = read_records(batch, MARKER_BATCH_BYTES_MAX)
+        record = read_control_record(batch)
     except KafkaError:
         return None
-    return decode_marker(records[0].key, records[0].value) if records else None
+    return None if record is None else record.marker
 
 
-def control_type(batch: Batch, unpacked_bytes_max: i64) -> i64:
-    """Returns the type of the record in a control batch; -1 when compaction has removed it.
-
-    Raises CorruptMessage and InvalidRecord for a malformed record or key, UnpackedTooLarge for a batch of
-    more than ``unpacked_bytes_max``.
-    """
-    cursor = BatchCursor(batch, None, unpacked_bytes_max)
-    if not cursor.step():
-        return NO_CONTROL_TYPE
-    if cursor.key_length < KEY_BYTES_MIN:
-        raise CorruptMessage(
-            f"the control batch with base offset {batch.base_offset} has a key of {cursor.key_length} bytes"
-        )
-    return control_record_type(cursor.key)
+def is_abort(batch: Batch) -> bool:
+    """Whether a control batch aborts a transaction. Raises CorruptMessage when it is malformed."""
+    record = read_control_record(batch)
+    return record is not None and record.control_type == ABORT

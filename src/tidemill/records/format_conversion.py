@@ -28,8 +28,8 @@ from tidemill.records.batch import (
     CURRENT_MAGIC,
     GZIP,
     MAGIC,
+    NO_COMPRESSION,
     NO_TIMESTAMP,
-    NONE,
     RECORDS,
     ZSTD,
     Batch,
@@ -41,7 +41,7 @@ from tidemill.records.batch_validation import (
     COSTLY_GZIP_BYTES,
     COSTLY_RECORDS,
     COSTLY_UNPACKED_BYTES,
-    Limits,
+    RecordLimits,
     begin_validation,
     finish_validation,
     is_costly,
@@ -85,7 +85,7 @@ def for_storage(
     end: i64,
     target_magic: i64,
     codec: i64,
-    limits: Limits,
+    limits: RecordLimits,
     now_ms: i64,
     append_time: bool,
     level: int | None = None,
@@ -118,8 +118,10 @@ def for_storage(
         return _batch_of(checked, wanted, limits, level)
     check_old_codec(wanted, target_magic)
     if target_magic == checked.magic and wanted == checked.codec:
-        if wanted == NONE:
-            return MessageSet(data[position:end], target_magic, NONE, checked.count, checked.max_timestamp)
+        if wanted == NO_COMPRESSION:
+            return MessageSet(
+                data[position:end], target_magic, NO_COMPRESSION, checked.count, checked.max_timestamp
+            )
         if target_magic == 0:
             inside = checked.data
             return MessageSet(b"", 0, wanted, checked.count, NO_TIMESTAMP, inside, level)
@@ -128,12 +130,11 @@ def for_storage(
     return _old_set(_rewritten(checked, target_magic, limits), wanted, limits, level)
 
 
-def check_single_batch(batch: Batch, size: i64) -> None:
-    """Raises InvalidRecord unless the records of a partition, ``size`` bytes, are one batch."""
-    if batch.size != size:
-        raise InvalidRecord(
-            f"{size} bytes of records hold more than one batch (the first has {batch.size} bytes)"
-        )
+def several_batches_error(first: Batch, size: i64) -> InvalidRecord:
+    """Returns the error of a partition whose records, ``size`` bytes, are more than its first batch."""
+    return InvalidRecord(
+        f"{size} bytes of records hold more than one batch (the first has {first.size} bytes)"
+    )
 
 
 def check_can_be_old(batch: Batch, codec: i64, magic: i64) -> None:
@@ -163,12 +164,12 @@ def is_costly_for_storage(data: bytes, position: i64, end: i64, target_magic: i6
             if target_magic < CURRENT_MAGIC and batch.record_count > COSTLY_MESSAGES:
                 return True
             bound = unpacked_bytes_bound(batch.codec, data, batch.position + RECORDS, batch.end)
-            return _is_costly_to_pack(bound, NONE if same else codec)
+            return _is_costly_to_pack(bound, NO_COMPRESSION if same else codec)
         bytes_max: i64 = end - position
         entry = parse_entry(data, position, end, False)
         if entry.codec == GZIP and entry.size > COSTLY_GZIP_BYTES:
             return True
-        if entry.codec != NONE:
+        if entry.codec != NO_COMPRESSION:
             bytes_max = unpacked_bytes_bound(
                 entry.codec, data, entry.value_position, entry.value_position + entry.value_length
             )
@@ -188,19 +189,20 @@ def _store_batch(
     end: i64,
     target_magic: i64,
     codec: i64,
-    limits: Limits,
+    limits: RecordLimits,
     now_ms: i64,
     level: int | None,
 ) -> Batch | MessageSet:
     """Converts a batch of v2."""
     batch = parse_batch(data, position, end)
-    check_single_batch(batch, end - position)
+    if batch.size != end - position:
+        raise several_batches_error(batch, end - position)
     wanted: i64 = batch.codec if codec == KEEP_CODEC else codec
     walk = begin_validation(batch, limits, now_ms)
     while not walk.step():
         pass
     stored = finish_validation(batch, walk, limits)
-    unpacked: bytes | None = walk.cursor.data if batch.codec != NONE else None
+    unpacked: bytes | None = walk.cursor.data if batch.codec != NO_COMPRESSION else None
     if target_magic < CURRENT_MAGIC:
         return _old_set(_from_batch(stored, unpacked, target_magic, limits), wanted, limits, level)
     if wanted == batch.codec:
@@ -225,7 +227,7 @@ def _store_batch(
     return parse_batch(packed, 0, len(packed))
 
 
-def _from_batch(batch: Batch, unpacked: bytes | None, magic: i64, limits: Limits) -> MessageSetWriter:
+def _from_batch(batch: Batch, unpacked: bytes | None, magic: i64, limits: RecordLimits) -> MessageSetWriter:
     """Returns the records of a batch as messages with offsets from 0."""
     writer = MessageSetWriter(magic, False, limits.unpacked_bytes_max)
     cursor = BatchCursor(batch, unpacked, limits.unpacked_bytes_max)
@@ -248,7 +250,7 @@ def _append(writer: MessageSetWriter, offset: i64, cursor: RecordCursor) -> None
     )
 
 
-def _rewritten(checked: CheckedSet, magic: i64, limits: Limits) -> MessageSetWriter:
+def _rewritten(checked: CheckedSet, magic: i64, limits: RecordLimits) -> MessageSetWriter:
     """Returns the messages in format ``magic`` with offsets from 0; v0 timestamps become -1."""
     writer = MessageSetWriter(magic, False, limits.unpacked_bytes_max)
     position: i64 = checked.position
@@ -267,14 +269,14 @@ def _rewritten(checked: CheckedSet, magic: i64, limits: Limits) -> MessageSetWri
     return writer
 
 
-def _old_set(writer: MessageSetWriter, codec: i64, limits: Limits, level: int | None) -> MessageSet:
+def _old_set(writer: MessageSetWriter, codec: i64, limits: RecordLimits, level: int | None) -> MessageSet:
     """Returns the set to store for messages with offsets from 0. Raises KafkaError when it is too large."""
     inside = writer.getvalue()
     magic: i64 = writer.magic
     count: i64 = writer.count
-    if codec == NONE:
+    if codec == NO_COMPRESSION:
         check_size(writer.largest_entry, limits, "would be stored with")
-        return MessageSet(inside, magic, NONE, count, writer.max_timestamp)
+        return MessageSet(inside, magic, NO_COMPRESSION, count, writer.max_timestamp)
     if magic == 0:
         if len(inside) > limits.max_batch_bytes:
             packed: i64 = len(pack(0, codec, inside, level))
@@ -285,7 +287,7 @@ def _old_set(writer: MessageSetWriter, codec: i64, limits: Limits, level: int | 
     return MessageSet(wrapper, magic, codec, count, writer.max_timestamp)
 
 
-def _batch_of(checked: CheckedSet, codec: i64, limits: Limits, level: int | None) -> Batch:
+def _batch_of(checked: CheckedSet, codec: i64, limits: RecordLimits, level: int | None) -> Batch:
     """Returns a batch of v2 with all messages of the set."""
     builder = BatchBuilder(codec, level)
     position: i64 = checked.position
@@ -405,7 +407,7 @@ class _Down:
         return False
 
     def _convert(self, cursor: RecordCursor) -> bool:
-        if cursor.codec == NONE:
+        if cursor.codec == NO_COMPRESSION:
             return self._convert_plain(cursor)
         inside = MessageSetWriter(self.magic)
         begin: i64 = -1

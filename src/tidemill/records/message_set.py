@@ -13,8 +13,8 @@ from tidemill.records.batch import (
     APPEND_TIME_FLAG,
     LENGTH,
     LOG_OVERHEAD,
+    NO_COMPRESSION,
     NO_TIMESTAMP,
-    NONE,
 )
 from tidemill.records.builder import INT32_MAX
 from tidemill.records.checksum import crc32
@@ -58,10 +58,10 @@ class MessageSet:
         if self.unpacked is not None:
             inside = with_offsets(self.unpacked, base_offset)
             return wrap(self.magic, self.codec, inside, last, NO_TIMESTAMP, NO_TIMESTAMP, self.level)
-        if self.magic == 0 or (append_time_ms == NO_TIMESTAMP and self.codec == NONE):
+        if self.magic == 0 or (append_time_ms == NO_TIMESTAMP and self.codec == NO_COMPRESSION):
             return with_offsets(self.data, base_offset)
         writer = BytesWriter()
-        if self.codec != NONE:
+        if self.codec != NO_COMPRESSION:
             timestamp: i64 = self.max_timestamp if append_time_ms == NO_TIMESTAMP else append_time_ms
             _restamp(writer, self.data, 0, len(self.data), last, timestamp, append_time_ms != NO_TIMESTAMP)
             return writer.getvalue()

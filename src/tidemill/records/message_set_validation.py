@@ -14,8 +14,8 @@ from typing import Final
 from mypy_extensions import i64
 
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
-from tidemill.records.batch import CURRENT_MAGIC, MAGIC, NO_TIMESTAMP, NONE
-from tidemill.records.batch_validation import NO_KEY, RECORD_ERRORS_MAX, Limits, timestamp_bounds
+from tidemill.records.batch import CURRENT_MAGIC, MAGIC, NO_COMPRESSION, NO_TIMESTAMP
+from tidemill.records.batch_validation import NO_KEY, RECORD_ERRORS_MAX, RecordLimits, timestamp_bounds
 from tidemill.records.legacy_formats import Entry, check_old_codec, parse_entry
 from tidemill.records.record_cursor import EntryCursor, framed_size
 
@@ -31,13 +31,13 @@ class CheckedSet:
     """
 
     def __init__(
-        self, data: bytes, position: i64, end: i64, limits: Limits, now_ms: i64, check_timestamps: bool
+        self, data: bytes, position: i64, end: i64, limits: RecordLimits, now_ms: i64, check_timestamps: bool
     ) -> None:
         self.data = data
         self.position: i64 = position
         self.end: i64 = end
         self.magic: i64 = 0
-        self.codec: i64 = NONE
+        self.codec: i64 = NO_COMPRESSION
         self.count: i64 = 0
         self.max_timestamp: i64 = NO_TIMESTAMP
         self.has_plain_offsets: bool = True
@@ -49,7 +49,7 @@ class CheckedSet:
         self.timestamp_min: i64 = low
         self.timestamp_max: i64 = high
         first = self._check_entries(limits)
-        if first.codec == NONE:
+        if first.codec == NO_COMPRESSION:
             self._check_messages()
         else:
             cursor = EntryCursor(first, limits.unpacked_bytes_max, True)
@@ -69,7 +69,7 @@ class CheckedSet:
                 tuple(self.errors),
             )
 
-    def _check_entries(self, limits: Limits) -> Entry:
+    def _check_entries(self, limits: RecordLimits) -> Entry:
         """Checks the entries without unpacking them; returns the first."""
         first = parse_entry(self.data, self.position, self.end)
         self.magic = first.magic
@@ -88,7 +88,7 @@ class CheckedSet:
                 )
             if entry.append_time:
                 self._add_error(index, ErrorCode.INVALID_TIMESTAMP, APPEND_TIME_CLAIMED)
-            if entry.codec != NONE:
+            if entry.codec != NO_COMPRESSION:
                 check_old_codec(entry.codec, entry.magic)
                 if entry.size != self.end - self.position:
                     raise InvalidRecord("a compressed message set must be exactly one wrapper")
@@ -99,7 +99,7 @@ class CheckedSet:
     def _check_messages(self) -> None:
         """Checks every message; those inside a wrapper with their checksums."""
         position: i64 = self.position
-        inside = self.codec != NONE
+        inside = self.codec != NO_COMPRESSION
         while position < self.end:
             message = parse_entry(self.data, position, self.end, inside)
             index: i64 = self.count
@@ -109,7 +109,7 @@ class CheckedSet:
                     ErrorCode.INVALID_RECORD,
                     f"a message of format v{message.magic} is inside a wrapper of v{self.magic}",
                 )
-            elif inside and message.codec != NONE:
+            elif inside and message.codec != NO_COMPRESSION:
                 self._add_error(index, ErrorCode.INVALID_RECORD, "a wrapper is inside a wrapper")
             else:
                 self._check_message(index, message)
@@ -141,7 +141,7 @@ class CheckedSet:
             self.errors.append((int(index), text))
 
 
-def check_size(size: i64, limits: Limits, verb: str) -> None:
+def check_size(size: i64, limits: RecordLimits, verb: str) -> None:
     """Raises KafkaError with MESSAGE_TOO_LARGE for a batch or message above the topic's limit."""
     if size > limits.max_batch_bytes:
         raise KafkaError(

@@ -42,8 +42,8 @@ from tidemill.records.batch import (
     LENGTH,
     LOG_OVERHEAD,
     MAGIC,
+    NO_COMPRESSION,
     NO_TIMESTAMP,
-    NONE,
     RECORD_BYTES_MIN,
     RECORDS,
     Batch,
@@ -140,7 +140,7 @@ class BatchCursor(RecordCursor):
         end: i64 = batch.position + batch.size
         data = batch.data
         codec: i64 = batch.attributes & CODEC_MASK
-        if codec != NONE:
+        if codec != NO_COMPRESSION:
             if unpacked is None:
                 unpacked = decompress_range(codec, data, position, end, unpacked_bytes_max)
             data = unpacked
@@ -321,7 +321,7 @@ class EntryCursor(RecordCursor):
         data = entry.data
         position: i64 = entry.position
         end: i64 = entry.position + entry.size
-        if codec != NONE:
+        if codec != NO_COMPRESSION:
             data = unpack_entry(entry, unpacked_bytes_max)
             position = 0
             end = len(data)
@@ -332,7 +332,7 @@ class EntryCursor(RecordCursor):
         self.base: i64 = 0
         """The number to add to the offsets inside."""
         self.first: bool = True
-        if codec == NONE:
+        if codec == NO_COMPRESSION:
             self.count = 1
         else:
             self._count_messages()
@@ -359,7 +359,7 @@ class EntryCursor(RecordCursor):
 
     def step(self) -> bool:
         """Moves to the next message."""
-        if self.codec == NONE:
+        if self.codec == NO_COMPRESSION:
             if not self.first:
                 return False
             self._set_fields(self.entry)
@@ -369,7 +369,7 @@ class EntryCursor(RecordCursor):
         if self.position >= self.end:
             return False
         message = parse_entry(self.data, self.position, self.end)
-        if message.magic != self.magic or message.codec != NONE:
+        if message.magic != self.magic or message.codec != NO_COMPRESSION:
             raise _wrong_message(self.entry, message)
         offset: i64 = self.base + message.offset
         if not self.produced and (

@@ -89,7 +89,7 @@ class Checkpoints:
         """Writes the changed log start offsets of ``directories``. Returns the errors."""
         problems = await self._write(lambda: self._logs.start_offset_checkpoints(directories))
         # Nothing was written to a directory that failed meanwhile.
-        return problems + [StorageError(one.failure) for one in directories if one.failure]
+        return problems + [StorageError(one.offline_reason) for one in directories if one.is_offline]
 
     async def write_removals(self) -> None:
         """Removes deleted partitions from the checkpoints, and syncs their removal.

@@ -8,7 +8,7 @@ from typing import Final
 from mypy_extensions import i32
 
 from tidemill.log.log_config import LogConfig
-from tidemill.replication.message_format import limits_of, storage_of
+from tidemill.replication.message_format import message_format_of, validation_limits_of
 from tidemill.replication.partition import Partition
 
 COUNTERS: Final = 5
@@ -27,13 +27,13 @@ def counters_of(partition: Partition) -> tuple[int, ...]:
 
 def apply_topic_config(partitions: Iterable[Partition | None], config: LogConfig, now_ms: int) -> None:
     """Applies the configuration of a topic to its ``partitions``; None is one without a replica here."""
-    limits = limits_of(config)
-    storage = storage_of(config)
+    limits = validation_limits_of(config)
+    message_format = message_format_of(config)
     for partition in partitions:
         if partition is not None:
-            partition.limits = limits
-            partition.storage = storage
-            partition.set_min_insync(config.min_insync_replicas, now_ms)
+            partition.validation_limits = limits
+            partition.message_format = message_format
+            partition.set_min_insync_replicas(config.min_insync_replicas, now_ms)
             partition.log.set_config(config)
             partition.flush_if_due()
 

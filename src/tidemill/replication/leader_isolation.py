@@ -32,7 +32,7 @@ class StoreIsolation:
         ``since_ms`` is a time of the monotonic clock.
         """
         for partition in list(self._partitions.all()):
-            if partition.is_leader and not partition.failed and partition.is_isolated(since_ms):
+            if partition.is_leader and not partition.is_offline and partition.is_isolated(since_ms):
                 logger.warning(
                     "stopped leading %s-%d: neither the store nor an in-sync replica responds",
                     partition.topic,

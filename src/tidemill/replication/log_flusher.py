@@ -59,7 +59,7 @@ class LogFlusher:
 
     async def _flush(self, partition: Partition) -> None:
         # A log that was moved to another directory meanwhile is closed, and the partition has the new one.
-        while not (one := partition.log).closed and not partition.failed and not self.stopping:
+        while not (one := partition.log).closed and not partition.is_offline and not self.stopping:
             try:
                 job = await self._sync(one)
                 await self._checkpoints.write_overstated(one)

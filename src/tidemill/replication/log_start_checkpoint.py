@@ -43,7 +43,7 @@ class LogStartCheckpointWriter:
         while self._moved:
             by_directory: dict[DataDirectory, dict[Partition, int]] = {}
             for partition in self._moved:
-                if not partition.deleted and not partition.failed:
+                if not partition.deleted and not partition.is_offline:
                     directory = self._logs.dirs.directory_of(partition.log)
                     by_directory.setdefault(directory, {})[partition] = int(partition.log.start_offset)
             self._moved.clear()

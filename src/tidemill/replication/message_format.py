@@ -1,4 +1,4 @@
-"""The limits of a topic for producers, and its storage format: message format and compression. Compiled."""
+"""The limits of a topic for producers, its message format and its compression. Compiled."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from mypy_extensions import i64
 
 from tidemill.log.log_config import LogConfig
 from tidemill.records.batch import GZIP, LZ4, ZSTD
-from tidemill.records.batch_validation import Limits
+from tidemill.records.batch_validation import RecordLimits
 from tidemill.records.compression import codec_of
 from tidemill.records.format_conversion import KEEP_CODEC
 
 
 class TopicMessageFormat:
-    """The storage format of a topic: ``message.format.version`` and ``compression.type``."""
+    """How a topic stores records: ``message.format.version`` and ``compression.type``."""
 
     def __init__(
         self, magic: i64 = 2, codec: i64 = KEEP_CODEC, level: int | None = None, append_time: bool = False
@@ -28,8 +28,8 @@ class TopicMessageFormat:
         """Whether a batch of the current format is stored unchanged."""
 
 
-def storage_of(config: LogConfig) -> TopicMessageFormat:
-    """The storage format of a topic with ``config``."""
+def message_format_of(config: LogConfig) -> TopicMessageFormat:
+    """The message format and the compression of a topic with ``config``."""
     name = config.compression_type
     codec = KEEP_CODEC if name == "producer" else codec_of("none" if name == "uncompressed" else name)
     levels = {
@@ -41,9 +41,9 @@ def storage_of(config: LogConfig) -> TopicMessageFormat:
     return TopicMessageFormat(config.message_magic, codec, levels.get(int(codec)), append_time)
 
 
-def limits_of(config: LogConfig) -> Limits:
+def validation_limits_of(config: LogConfig) -> RecordLimits:
     """The limits of a topic with ``config`` for producers."""
-    return Limits(
+    return RecordLimits(
         unpacked_bytes_max=config.unpacked_bytes_max,
         max_batch_bytes=config.max_message_bytes,
         key_required=config.compact,

@@ -16,12 +16,12 @@ from mypy_extensions import i32, i64, mypyc_attr
 
 from tidemill.log.errors import OffsetOutOfRange, storage_error
 from tidemill.log.log import AppendResult, Log
-from tidemill.log.log_segment import Slice
+from tidemill.log.log_segment import LogRange
+from tidemill.model.effective_min_isr import effective_min_isr
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.min_insync import min_insync
 from tidemill.model.system_interfaces import File
 from tidemill.records.batch import Batch
-from tidemill.records.batch_validation import Limits
+from tidemill.records.batch_validation import RecordLimits
 from tidemill.records.message_set import MessageSet
 from tidemill.replication.delayed_operations import DelayedOperations, OffsetWaiter, WatchedPartition
 from tidemill.replication.follower_replicas import UNKNOWN, FollowerReplicas
@@ -88,10 +88,10 @@ class Partition(WatchedPartition):
         topic: str,
         index: i32,
         log: Log,
-        limits: Limits,
+        validation_limits: RecordLimits,
         node_id: i32,
         events: PartitionEvents,
-        storage: TopicMessageFormat | None = None,
+        message_format: TopicMessageFormat | None = None,
     ) -> None:
         self.topic = topic
         self.index: i32 = index
@@ -102,10 +102,10 @@ class Partition(WatchedPartition):
         self.leader: i32 = -1
         self.leader_epoch: i64 = -1
         self.deleted = False
-        self.failed = ""
-        """Why the log is offline, if its directory failed."""
-        self.limits = limits
-        self.storage: TopicMessageFormat = TopicMessageFormat() if storage is None else storage
+        self.offline_reason = ""
+        """Why the log is offline; empty while it is online."""
+        self.validation_limits = validation_limits
+        self.message_format = TopicMessageFormat() if message_format is None else message_format
         self.events = events
         self.partition_epoch: i64 = -1
         """The version of the state that the controller sent last; it also grows within a leader epoch."""
@@ -114,7 +114,7 @@ class Partition(WatchedPartition):
         self.adding: tuple[int, ...] = ()
         """The replicas that a reassignment adds."""
         self.min_insync_replicas: i32 = 1
-        self.min_insync: i32 = 1
+        self.effective_min_isr: i32 = 1
         """The number of in-sync replicas for a commit: ``min.insync.replicas``, or all if there are fewer."""
         self.messages_in: i64 = 0
         self.bytes_in: i64 = 0
@@ -180,13 +180,18 @@ class Partition(WatchedPartition):
         """Whether everything below ``end_offset`` is committed."""
         return self.read_limits.high_watermark >= end_offset
 
+    @property
+    def is_offline(self) -> bool:
+        """Whether the log cannot be used, because its directory failed."""
+        return self.offline_reason != ""
+
     def check_readable(self, current_epoch: i64) -> None:
         """Raises an error unless consumers may read here, with the client's leader epoch (-1: none).
 
         A follower serves them as well as the leader (KIP-392).
         """
-        if self.failed:
-            raise KafkaError(self.failed, ErrorCode.KAFKA_STORAGE_ERROR)
+        if self.offline_reason:
+            raise KafkaError(self.offline_reason, ErrorCode.KAFKA_STORAGE_ERROR)
         if self.deleted:
             raise KafkaError(f"{self.topic}-{self.index} was deleted", ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if self.leader < 0:
@@ -196,15 +201,15 @@ class Partition(WatchedPartition):
 
     def check_here(self) -> None:
         """Raises an error unless this broker has the log, as leader or follower."""
-        if self.failed:
-            raise KafkaError(self.failed, ErrorCode.KAFKA_STORAGE_ERROR)
+        if self.offline_reason:
+            raise KafkaError(self.offline_reason, ErrorCode.KAFKA_STORAGE_ERROR)
         if self.deleted:
             raise KafkaError(f"{self.topic}-{self.index} was deleted", ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def check_leader(self, current_epoch: i64) -> None:
         """Raises an error unless this broker leads, with the client's leader epoch (-1: none)."""
-        if self.failed:
-            raise KafkaError(self.failed, ErrorCode.KAFKA_STORAGE_ERROR)
+        if self.offline_reason:
+            raise KafkaError(self.offline_reason, ErrorCode.KAFKA_STORAGE_ERROR)
         if self.leader != self.node_id or self.deleted:
             raise self._not_leader_error()
         self._check_epoch(current_epoch)
@@ -231,8 +236,8 @@ class Partition(WatchedPartition):
                 ErrorCode.UNKNOWN_LEADER_EPOCH,
             )
 
-    def read(self, offset: i64, bytes_max: i64, limit_offset: i64, whole_first: bool) -> Slice | None:
-        """The slice with the records from ``offset`` on, up to ``limit_offset``; None if there are none yet.
+    def read(self, offset: i64, bytes_max: i64, limit_offset: i64, whole_first: bool) -> LogRange | None:
+        """The range with the records from ``offset`` on, up to ``limit_offset``; None if there are none yet.
 
         Raises OFFSET_OUT_OF_RANGE for an offset outside the log; on a follower NOT_LEADER_OR_FOLLOWER.
 
@@ -317,7 +322,7 @@ class Partition(WatchedPartition):
         self.replicas = replicas
         self.isr = isr
         self.adding = adding
-        self.min_insync = min_insync(int(self.min_insync_replicas), len(replicas), len(adding))
+        self._update_effective_min_isr()
         self._alone = self._is_alone()
         self.flush_if_due()
         if self.is_leader:
@@ -329,20 +334,24 @@ class Partition(WatchedPartition):
             self.replication = None
             self.delayed.fail(self._not_leader_error())
 
-    def set_min_insync(self, min_insync_replicas: i32, now_ms: i64) -> None:
+    def set_min_insync_replicas(self, min_insync_replicas: i32, now_ms: i64) -> None:
         """Applies ``min.insync.replicas``; a lower value may commit records."""
         if min_insync_replicas == self.min_insync_replicas:
             return
         self.min_insync_replicas = min_insync_replicas
-        self.min_insync = min_insync(int(min_insync_replicas), len(self.replicas), len(self.adding))
-        if self.is_leader and not self.failed:
+        self._update_effective_min_isr()
+        if self.is_leader and not self.offline_reason:
             self._update_high_watermark(now_ms)
             self._complete_delete_records()
+
+    def _update_effective_min_isr(self) -> None:
+        replicas, adding = len(self.replicas), len(self.adding)
+        self.effective_min_isr = effective_min_isr(int(self.min_insync_replicas), replicas, adding)
 
     @property
     def is_under_min_isr(self) -> bool:
         """Whether the ISR is too small for commits: then the high watermark does not advance."""
-        return len(self.isr) < self.min_insync
+        return len(self.isr) < self.effective_min_isr
 
     def _is_alone(self) -> bool:
         """Whether this broker leads, and commits without other replicas."""
@@ -454,7 +463,7 @@ class Partition(WatchedPartition):
         if acks == -1 and self.is_under_min_isr:
             raise KafkaError(
                 f"{self.topic}-{self.index} has {len(self.isr)} in-sync replicas,"
-                f" min.insync.replicas is {self.min_insync}",
+                f" min.insync.replicas is {self.effective_min_isr}",
                 ErrorCode.NOT_ENOUGH_REPLICAS,
             )
 
@@ -464,7 +473,7 @@ class Partition(WatchedPartition):
             return None
         return KafkaError(
             f"{self.topic}-{self.index} has the records, but only {len(self.isr)} in-sync replicas remain,"
-            f" min.insync.replicas is {self.min_insync}",
+            f" min.insync.replicas is {self.effective_min_isr}",
             ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
         )
 
@@ -495,7 +504,7 @@ class Partition(WatchedPartition):
 
     def flush_if_due(self) -> None:
         """Starts a flush if the current ``flush.messages`` requires one."""
-        if self.log.needs_flush and not self.failed:
+        if self.log.needs_flush and not self.offline_reason:
             self._request_flush()
 
     def _request_flush(self) -> None:
@@ -523,9 +532,9 @@ class Partition(WatchedPartition):
         if self.on_flushed is not None:
             self.on_flushed()
 
-    def fail(self, reason: str) -> None:
+    def mark_offline(self, reason: str) -> None:
         """Takes the partition offline: its log directory failed."""
-        self.failed = reason
+        self.offline_reason = reason
         self.delayed.fail(KafkaError(reason, ErrorCode.KAFKA_STORAGE_ERROR))
 
     def delete(self) -> None:

@@ -1,7 +1,7 @@
-"""Moves partitions between data directories in the background (:mod:`tidemill.log.future_log`).
+"""Moves partitions between data directories in the background (:mod:`tidemill.log.log_dir_move`).
 
 At most ``num.replica.alter.log.dirs.threads`` moves run at once (default: one per data directory); others
-wait. Threads copy one slice at a time, within ``replica.alter.log.dirs.io.max.bytes.per.second`` for all
+wait. Threads copy one range at a time, within ``replica.alter.log.dirs.io.max.bytes.per.second`` for all
 moves together. A move without disk space waits, and does not delay others.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from tidemill.log.errors import DiskFull, is_transient
-from tidemill.log.future_log import FutureLog, begin_move, interrupted_moves, remove_move_mark
 from tidemill.log.log import Log
+from tidemill.log.log_dir_move import LogDirMove, begin_move, interrupted_moves, remove_move_mark
 from tidemill.log.log_manager import LogManager
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.system_interfaces import Clock
@@ -63,7 +63,7 @@ class ReplicaAlterLogDirs:
         self._storage_fault = storage_failed
         self.full_retry_s = FULL_RETRY_S
         self.piece_bytes = PIECE_BYTES
-        self.moves: dict[TopicPartition, FutureLog] = {}
+        self.moves: dict[TopicPartition, LogDirMove] = {}
         self._tasks: dict[asyncio.Task[None], TopicPartition] = {}
         self._places = asyncio.Semaphore(max(1, len(logs.dirs.all)))
         self._turns = Turns()
@@ -83,9 +83,9 @@ class ReplicaAlterLogDirs:
         """Moves a partition to the data directory at ``path``. Raises KafkaError."""
         move = begin_move(self._logs, key, path, self._clock.wall_ms())
         before = self.moves.get(key)
-        if move is None or (before is not None and before.future is move.future):
+        if move is None or (before is not None and before.future_log is move.future_log):
             return
-        logger.info("moving %s from %s to %s", key, move.source.directory, path)
+        logger.info("moving %s from %s to %s", key, move.current_log.directory, path)
         self._spawn(move)
 
     def resume(self) -> None:
@@ -94,14 +94,14 @@ class ReplicaAlterLogDirs:
             logger.info("continuing the move of %s to %s", move.key, move.target.path)
             self._spawn(move)
 
-    def _spawn(self, move: FutureLog) -> None:
+    def _spawn(self, move: LogDirMove) -> None:
         self.moves[move.key] = move
         before = [task for task, key in self._tasks.items() if key == move.key]
         task = self._loop.create_task(self._run(move, before))
         self._tasks[task] = move.key
         task.add_done_callback(self._tasks.pop)
 
-    async def _run(self, move: FutureLog, before: list[asyncio.Task[None]]) -> None:
+    async def _run(self, move: LogDirMove, before: list[asyncio.Task[None]]) -> None:
         try:
             if before:
                 # A cancelled move may still write or remove the mark in the partition's directory.
@@ -112,7 +112,7 @@ class ReplicaAlterLogDirs:
                 await asyncio.sleep(self.full_retry_s)
         except KafkaError as problem:
             if move.is_done:
-                left = move.source.directory
+                left = move.current_log.directory
                 logger.error("%s was moved, but %s stays until the next start: %s", move.key, left, problem)
             elif not move.is_cancelled():
                 # The future log stays, and the next start or request continues.
@@ -125,14 +125,14 @@ class ReplicaAlterLogDirs:
                 move.abandon()
                 self._remove_unsynced(move)
 
-    def _remove_unsynced(self, move: FutureLog) -> None:
+    def _remove_unsynced(self, move: LogDirMove) -> None:
         try:
             move.remove_unsynced(self._clock.wall_ms())
         except StorageError as problem:
             # After a clean shutdown the next start would continue the copy.
-            self._storage_fault(move.future, problem)
+            self._storage_fault(move.future_log, problem)
 
-    async def _try(self, move: FutureLog) -> bool:
+    async def _try(self, move: LogDirMove) -> bool:
         """Runs a move when it is its turn. Returns False if it needs a retry for lack of disk space."""
         async with self._places:
             try:
@@ -145,11 +145,11 @@ class ReplicaAlterLogDirs:
                 return False
         return True
 
-    async def _copy(self, move: FutureLog) -> None:
+    async def _copy(self, move: LogDirMove) -> None:
         """Copies until the partition was moved, or the move is over."""
         marked = False
         while not move.is_cancelled():
-            if move.source.cleaning:
+            if move.current_log.cleaning:
                 # Compaction may remove a copied value, and its tombstone before that is copied. No compaction
                 # begins while a log is moved.
                 await asyncio.sleep(RETRY_S)
@@ -171,11 +171,11 @@ class ReplicaAlterLogDirs:
                 await self._replace_log(move)
                 return
 
-    async def _copy_pieces(self, move: FutureLog) -> None:
+    async def _copy_pieces(self, move: LogDirMove) -> None:
         """Copies up to the current end of the log."""
         clock = self._clock
         while not move.is_cancelled():
-            piece = move.next_slice(self.piece_bytes, clock.wall_ms())
+            piece = move.next_range(self.piece_bytes, clock.wall_ms())
             if piece is None:
                 return
             if move.needs_sync:
@@ -185,9 +185,9 @@ class ReplicaAlterLogDirs:
             await self._pace(move, piece.size)
             if move.is_cancelled():
                 return
-            await self._in_thread(move.copy_slice, piece, clock.wall_ms())
+            await self._in_thread(move.copy_range, piece, clock.wall_ms())
 
-    async def _pace(self, move: FutureLog, count: int) -> None:
+    async def _pace(self, move: LogDirMove, count: int) -> None:
         clock = self._clock
         turn = self._turns.append(count, clock.monotonic())
         while True:
@@ -196,39 +196,39 @@ class ReplicaAlterLogDirs:
                 return
             await asyncio.sleep(min(wait_s, RATE_CHECK_S))
 
-    async def _prepare(self, move: FutureLog) -> None:
+    async def _prepare(self, move: LogDirMove) -> None:
         """Syncs the future log, and then records the decision."""
         await self._sync(move)
         await self._checkpoints.write(move.checkpoints)
         await self._in_thread(move.mark_moved)
         if move.is_cancelled():
-            remove_move_mark(move.logs.files, move.source.directory)
+            remove_move_mark(move.logs.files, move.current_log.directory)
 
-    async def _sync(self, move: FutureLog) -> None:
+    async def _sync(self, move: LogDirMove) -> None:
         """Syncs the future log."""
         await self._uninterrupted(self._flush(move))
 
-    async def _flush(self, move: FutureLog) -> None:
-        job = move.future.begin_flush()
+    async def _flush(self, move: LogDirMove) -> None:
+        job = move.future_log.begin_flush()
         try:
             await self._loop.run_in_executor(None, job.run)
         except StorageError as problem:
             self._sync_failed(move, problem)
             raise
-        move.future.finish_flush(job, self._clock.wall_ms())
+        move.future_log.finish_flush(job, self._clock.wall_ms())
 
-    def _sync_failed(self, move: FutureLog, problem: StorageError) -> None:
+    def _sync_failed(self, move: LogDirMove, problem: StorageError) -> None:
         """Discards the future log, and its data directory unless the disk was only full."""
         if not is_transient(problem):
             move.mark_sync_failed()
         if not isinstance(problem, DiskFull):
-            self._sync_fault(move.future, problem)
+            self._sync_fault(move.future_log, problem)
 
-    async def _replace_log(self, move: FutureLog) -> None:
+    async def _replace_log(self, move: LogDirMove) -> None:
         """Replaces the log in one turn of the event loop, then removes the old directory."""
         now_ms = self._clock.wall_ms()
-        while (piece := move.next_slice(self.piece_bytes, now_ms)) is not None:
-            move.copy_slice(piece, now_ms)
+        while (piece := move.next_range(self.piece_bytes, now_ms)) is not None:
+            move.copy_range(piece, now_ms)
         partition = self._topics.find(move.key.topic, move.key.partition)
         # The old log's sync in progress has to be repeated for the future log before produces are
         # acknowledged.
@@ -240,19 +240,19 @@ class ReplicaAlterLogDirs:
                 self._sync_failed(move, problem)
             raise
         if partition is not None:
-            partition.replace_log(move.future)
-        logger.info("%s is now in %s", move.key, move.future.directory)
+            partition.replace_log(move.future_log)
+        logger.info("%s is now in %s", move.key, move.future_log.directory)
         await self._uninterrupted(self._sync_target(move))
         await self._checkpoints.recovery_points()
-        move.delete_source(self._clock.wall_ms())
+        move.delete_replaced(self._clock.wall_ms())
         await self._checkpoints.write_removals()
 
-    async def _sync_target(self, move: FutureLog) -> None:
+    async def _sync_target(self, move: LogDirMove) -> None:
         """Syncs the new name of the log: without it a power failure would restore the old directory."""
         try:
             await self._in_thread(move.sync_target)
         except StorageError as problem:
-            self._sync_fault(move.future, problem)
+            self._sync_fault(move.future_log, problem)
             raise
 
     async def _in_thread(self, do: Callable[..., object], *arguments: object) -> None:

@@ -29,7 +29,7 @@ from tidemill.replication.full_disk_reports import FullDiskLog
 from tidemill.replication.hosted_topics import TopicEntry, TopicTable, apply_topic_config
 from tidemill.replication.log_flusher import LogFlusher
 from tidemill.replication.log_start_checkpoint import LogStartCheckpointWriter
-from tidemill.replication.message_format import limits_of, storage_of
+from tidemill.replication.message_format import message_format_of, validation_limits_of
 from tidemill.replication.page_writeback import WriteBack
 from tidemill.replication.partition import Partition, PartitionEvents
 from tidemill.replication.partition_state import PartitionState
@@ -171,7 +171,7 @@ class ReplicaManager(PartitionEvents):
                     partition = self._offline(entry, state.partition, config, problem)
                 entry.partitions[state.partition] = partition
             # Before it may lead: with a lower value it could commit records that no other replica has.
-            partition.set_min_insync(config.min_insync_replicas, self.clock.monotonic_ms())
+            partition.set_min_insync_replicas(config.min_insync_replicas, self.clock.monotonic_ms())
             self._become(partition, state)
         self.topics.put(entry)
         # Not the others: a topic with many partitions arrives in parts.
@@ -224,7 +224,13 @@ class ReplicaManager(PartitionEvents):
             self.logs.checkpoint_recovery_points()
         self.full_disks.report_warnings()
         partition = Partition(
-            entry.name, index, found, limits_of(config), self.node_id, self, storage_of(config)
+            entry.name,
+            index,
+            found,
+            validation_limits_of(config),
+            self.node_id,
+            self,
+            message_format_of(config),
         )
         # Records above the known high watermark may be on no other replica.
         known = max(self.logs.dirs.high_watermarks.get(key, 0), int(found.start_offset))
@@ -244,11 +250,11 @@ class ReplicaManager(PartitionEvents):
     def _offline(self, entry: TopicEntry, index: int, config: LogConfig, problem: StorageError) -> Partition:
         """Creates an offline partition, which returns KAFKA_STORAGE_ERROR to all requests."""
         key = TopicPartition(entry.name, index)
-        failed = [directory for directory in self.logs.dirs.all if directory.failure]
+        failed = [directory for directory in self.logs.dirs.all if directory.is_offline]
         path = (failed or self.logs.dirs.all)[0].file(partition_directory(key))
         one = offline_log(self.logs.files, path, key, config, entry.topic_id)
-        partition = Partition(entry.name, index, one, limits_of(config), self.node_id, self)
-        partition.fail(str(problem))
+        partition = Partition(entry.name, index, one, validation_limits_of(config), self.node_id, self)
+        partition.mark_offline(str(problem))
         return partition
 
     def _become(self, partition: Partition, state: PartitionState) -> None:
@@ -283,7 +289,7 @@ class ReplicaManager(PartitionEvents):
             now_ms=self.clock.monotonic_ms(),
             adding=state.adding,
         )
-        if partition.failed:
+        if partition.is_offline:
             return
         if partition.is_leader:
             # Other replicas follow the log in its current state, and new records are acknowledged.
@@ -318,7 +324,7 @@ class ReplicaManager(PartitionEvents):
             self.loop.call_later(FOLLOW_RETRY_S, self._retry_follow, partition, _leader_of(partition))
 
     def _retry_follow(self, partition: Partition, leader: tuple[int, int]) -> None:
-        is_gone = partition.failed or partition.deleted or self.flushing.stopping
+        is_gone = partition.is_offline or partition.deleted or self.flushing.stopping
         if not is_gone and leader == _leader_of(partition):
             self.follow(partition)
 
@@ -362,7 +368,7 @@ class ReplicaManager(PartitionEvents):
             key = TopicPartition(partition.topic, int(partition.index))
             if key in assigned:
                 continue
-            if partition.is_leader and not partition.failed:
+            if partition.is_leader and not partition.is_offline:
                 led.append(partition)
             self.logs.set_high_watermark(key, int(partition.high_watermark))
             self.stop_leading(partition)
@@ -510,11 +516,11 @@ class ReplicaManager(PartitionEvents):
     def high_watermark_of(self, key: TopicPartition) -> int | None:
         """The high watermark of a partition; None if it is not served here."""
         partition = self.find(key.topic, key.partition)
-        return None if partition is None or partition.failed else int(partition.high_watermark)
+        return None if partition is None or partition.is_offline else int(partition.high_watermark)
 
     def _fail(self, partition: Partition, reason: str) -> None:
-        led = partition.is_leader and not partition.failed
-        partition.fail(reason)
+        led = partition.is_leader and not partition.is_offline
+        partition.mark_offline(reason)
         if self.following is not None:
             self.following.remove_partition(partition)
         if led:
@@ -540,7 +546,7 @@ class ReplicaManager(PartitionEvents):
         """Requests the removal of followers from ISRs that have not caught up for too long."""
         now_ms = self.clock.monotonic_ms()
         for partition in self.all():
-            if partition.is_leader and not partition.failed and partition.replication is not None:
+            if partition.is_leader and not partition.is_offline and partition.replication is not None:
                 partition.maybe_shrink_isr(now_ms)
 
     def records_truncated(self, partition: Partition, first: int, last: int, reason: str) -> None:
@@ -560,7 +566,7 @@ class ReplicaManager(PartitionEvents):
 
     # Periodic tasks
 
-    async def retain(self) -> None:
+    async def cleanup_logs(self) -> None:
         """Applies retention to some partitions at a time."""
         count = 0
         for some in slices_of(list(self.all())):
@@ -569,7 +575,7 @@ class ReplicaManager(PartitionEvents):
                 for one in some
                 if self.find(one.topic, int(one.index)) is one
             }
-            moved = self.logs.retain(self.clock.wall_ms(), ends)
+            moved = self.logs.cleanup_logs(self.clock.wall_ms(), ends)
             count += len(moved)
             for key in moved:
                 partition = self.find(key.topic, key.partition)

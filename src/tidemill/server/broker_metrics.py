@@ -31,7 +31,7 @@ class PartitionTotals:
         self.under_replicated = 0
         self.under_min_isr: list[tuple[str, int]] = []
         self.at_min_isr = 0
-        self.failed: set[tuple[str, int]] = set()
+        self.offline_replicas: set[tuple[str, int]] = set()
         self.offline = 0
         self.moving = 0
         self.led_elsewhere = 0
@@ -45,11 +45,11 @@ class PartitionTotals:
         self.under_replicated += one.is_under_replicated
         if one.is_leader and one.is_under_min_isr:
             self.under_min_isr.append((one.topic, int(one.index)))
-        elif one.is_leader and len(one.isr) == one.min_insync:
+        elif one.is_leader and len(one.isr) == one.effective_min_isr:
             self.at_min_isr += 1
         self.waiting_appends += one.delayed.append_count
-        if one.failed:
-            self.failed.add((one.topic, int(one.index)))
+        if one.is_offline:
+            self.offline_replicas.add((one.topic, int(one.index)))
         else:
             self.lag_max = max(self.lag_max, int(one.lag_max))
 
@@ -179,7 +179,7 @@ def _metadata(server: BrokerServer, totals: PartitionTotals) -> Iterator[Family 
     seen = 0
     for topic in list(server.broker.metadata_cache.topics.values()):
         for one in topic.partitions:
-            totals.offline += one.leader < 0 or (topic.name, one.partition) in totals.failed
+            totals.offline += one.leader < 0 or (topic.name, one.partition) in totals.offline_replicas
             if is_controller:
                 totals.moving += one.is_moving
                 totals.led_elsewhere += [one.leader] != one.replicas[:1]
@@ -332,7 +332,7 @@ def _store(server: BrokerServer) -> Iterator[Family]:
 
 def _directories(server: BrokerServer) -> Iterator[Family]:
     broker = server.broker
-    failed = sum(bool(one.failure) for one in broker.log_manager.dirs.all)
+    failed = sum(one.is_offline for one in broker.log_manager.dirs.all)
     yield gauge("tidemill_offline_log_directories", "Data directories that failed.", failed)
     full = gauge(
         "tidemill_full_log_directories",

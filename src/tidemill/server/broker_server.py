@@ -244,7 +244,7 @@ class BrokerServer:
             )
         broker.replica_manager.unsynced_logs = {
             key: int(found.recovery_point)
-            for one in broker.log_manager.dirs.working
+            for one in broker.log_manager.dirs.online
             if one.may_have_lost
             for key, found in one.logs.items()
         }
@@ -413,7 +413,7 @@ class BrokerServer:
         self.broker.group_coordinator.start()
         retention_s = config.seconds("log.retention.check.interval.ms")
         first_s = config.seconds("log.initial.task.delay.ms")
-        self._scheduler.schedule(min(first_s, retention_s), retention_s, partitions.retain)
+        self._scheduler.schedule(min(first_s, retention_s), retention_s, partitions.cleanup_logs)
         self._scheduler.schedule(FLUSH_CHECK_S, FLUSH_CHECK_S, partitions.flushing.flush_due)
         self._scheduler.schedule(FLUSH_CHECK_S, FLUSH_CHECK_S, self._check_directories)
         self._scheduler.schedule(REMOVAL_CHECK_S, REMOVAL_CHECK_S, partitions.remove_due)
@@ -452,7 +452,7 @@ class BrokerServer:
 
     async def _check_directories(self) -> None:
         await self.broker.replica_manager.check_directories()
-        if not self.broker.log_manager.dirs.working and self.on_all_directories_failed is not None:
+        if not self.broker.log_manager.dirs.online and self.on_all_directories_failed is not None:
             self.on_all_directories_failed()
 
     # Stop.

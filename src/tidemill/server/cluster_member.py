@@ -308,7 +308,7 @@ class ClusterMember(ClusterServices, RegistrationListener, BrokerStateListener):
         return [
             (partition.log.topic_id, int(partition.index))
             for partition in self._broker.replica_manager.all()
-            if partition.failed
+            if partition.is_offline
         ]
 
     def _storage_failed(self, partition: Partition, problem: StorageError) -> None:

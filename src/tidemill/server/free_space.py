@@ -22,7 +22,7 @@ class Space(NamedTuple):
 
 
 class FreeSpace:
-    """The space of each working data directory, as last measured."""
+    """The space of each online data directory, as last measured."""
 
     def __init__(self, logs: LogManager, threads: Executor) -> None:
         self._logs = logs
@@ -31,7 +31,7 @@ class FreeSpace:
 
     async def update(self) -> None:
         """Measures again. A directory that cannot be measured is left out."""
-        paths = [one.path for one in self._logs.dirs.working]
+        paths = [one.path for one in self._logs.dirs.online]
         loop = asyncio.get_running_loop()
         self.by_directory = await loop.run_in_executor(self._threads, self._spaces, paths)
 

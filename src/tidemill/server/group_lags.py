@@ -92,7 +92,7 @@ class GroupLags:
     def _end_offset(self, key: PartitionKey) -> int | None:
         known = self._known_ends.get(key)
         found = self._broker.replica_manager.find(*key[1:])
-        if found is None or not found.is_leader or found.failed:
+        if found is None or not found.is_leader or found.is_offline:
             return known
         if known is not None and found.awaits_high_watermark:
             # A new leader: its high watermark may be behind that of the former leader until followers fetch.

@@ -45,7 +45,7 @@ class Health(NamedTuple):
 
 def health_of(broker: Broker) -> Health:
     """Returns the health of a started broker."""
-    failed = [one.path for one in broker.log_manager.dirs.all if one.failure]
+    failed = [one.path for one in broker.log_manager.dirs.all if one.is_offline]
     full = list(broker.replica_manager.full)
     silent_s = broker.store_connectivity.disconnected_ms / 1000
     reasons = []

@@ -38,7 +38,7 @@ def report_lost_replicas(image: ClusterImage, node_id: int, logs: LogManager) ->
         _warn(image, logs)
         return LostReplicas(missing=True)
     missing: list[TopicPartition] = []
-    if len(logs.dirs.working) == len(logs.dirs.all):
+    if len(logs.dirs.online) == len(logs.dirs.all):
         has_new_directory = any(directory.has_unwritten_meta for directory in logs.dirs.all)
         missing = [
             key
@@ -50,19 +50,19 @@ def report_lost_replicas(image: ClusterImage, node_id: int, logs: LogManager) ->
         ]
     logs.dirs.reported_missing = frozenset(missing)
     _warn(image, logs)
-    outdated = [key for one in logs.dirs.working if one.is_outdated for key in one.logs]
+    outdated = [key for one in logs.dirs.online if one.is_outdated for key in one.logs]
     # A topic may be deleted and created again before the controller has read the report.
     logs.dirs.reported_missing = logs.dirs.reported_missing.union(outdated)
     missing += outdated
-    if all(directory.may_have_lost or directory.is_blank for directory in logs.dirs.working):
+    if all(directory.may_have_lost or directory.is_blank for directory in logs.dirs.online):
         return LostReplicas(True, _by_topic(missing))
-    unsynced = [key for one in logs.dirs.working if one.may_have_lost for key in one.logs]
+    unsynced = [key for one in logs.dirs.online if one.may_have_lost for key in one.logs]
     unsynced += sorted(logs.dirs.damaged.difference(unsynced))
     return LostReplicas(_by_topic(unsynced), _by_topic(missing))
 
 
 def _warn(image: ClusterImage, logs: LogManager) -> None:
-    for directory in logs.dirs.working:
+    for directory in logs.dirs.online:
         if directory.is_outdated and directory.logs:
             logger.warning(
                 "the data directory %s was not in use at the last start of this broker (its disk was not "

@@ -42,17 +42,17 @@ class DirectoryStarts:
         Raises StoreError.
         """
         node = await self._store.get(self._path)
-        working = {one: self._number_in(one) for one in self._logs.working}
+        online = {one: self._number_in(one) for one in self._logs.online}
         if node is not None and node.data:
             try:
                 self._stored = DirectoryStartsNode.decode(self._path, node.data)
             except NodeFormatError as problem:
                 logger.error("%s All data directories are considered in use at the last start.", problem)
             else:
-                for directory, number in working.items():
+                for directory, number in online.items():
                     known = self._stored.get(_id_of(directory))
                     directory.is_outdated = known is None or number < known
-        self._number = max([*self._stored.values(), *working.values()], default=0) + 1
+        self._number = max([*self._stored.values(), *online.values()], default=0) + 1
 
     async def save(self) -> None:
         """Writes the number of this start to the directories, then to the store. Raises StoreError.
@@ -60,8 +60,8 @@ class DirectoryStarts:
         Directories with replicas that are not reported yet are left out. A new directory is included before
         its ``meta.properties`` is written.
         """
-        wanted = dict(self._stored) if len(self._logs.working) < len(self._logs.all) else {}
-        for directory in self._logs.working:
+        wanted = dict(self._stored) if len(self._logs.online) < len(self._logs.all) else {}
+        for directory in self._logs.online:
             key = _id_of(directory)
             if directory.is_outdated and directory.logs:
                 continue

@@ -31,8 +31,10 @@ async def open_store(config: BrokerConfig, logs: LogManager, files: Files) -> St
 
 def _open_embedded(logs: LogManager, files: Files) -> Store:
     first = logs.dirs.all[0]
-    if first.failure:
-        raise StorageError(f"{first.failure} (the first of log.dirs also contains the coordination store)")
+    if first.is_offline:
+        raise StorageError(
+            f"{first.offline_reason} (the first of log.dirs also contains the coordination store)"
+        )
     path = os.path.join(first.path, FILE_NAME)
     if not os.path.exists(path):
         _refuse_unknown_partitions(logs, files, path)
@@ -43,7 +45,7 @@ def _refuse_unknown_partitions(logs: LogManager, files: Files, store: str) -> No
     """Refuses to create a store in directories with partitions, whose topics it would not contain."""
     from tidemill.interchange.directories import partitions_in
 
-    paths = [one.path for one in logs.dirs.working]
+    paths = [one.path for one in logs.dirs.online]
     found = [key for path in paths for key in partitions_in(files, path)]
     if found:
         raise StorageError(

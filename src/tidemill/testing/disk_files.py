@@ -6,12 +6,11 @@ import errno
 import os
 import sqlite3
 import time
-from typing import Any
 
 from tidemill.coordination.embedded_store import Database, explain
 from tidemill.coordination.embedded_store_tree import Row
 from tidemill.log.system_files import SystemFiles
-from tidemill.model.system_interfaces import File, Files
+from tidemill.model.system_interfaces import Buffer, File, FileLock, FileMap, Files
 from tidemill.testing.disk import UNLIMITED, DiskState
 
 
@@ -74,7 +73,7 @@ class DiskFile(File):
         self._was_read = False
         self.path = path
 
-    def append(self, buffers: list[Any]) -> int:
+    def append(self, buffers: list[Buffer]) -> int:
         self._limits.write(sum(len(buffer) for buffer in buffers), self.path)
         return self._file.append(buffers)
 
@@ -102,7 +101,7 @@ class DiskFile(File):
         self._limits.sync()
         self._file.write_back(position, count)
 
-    def map(self, writable: bool) -> Any:
+    def map(self, writable: bool) -> FileMap:
         return self._file.map(writable)
 
     def is_cached(self, position: int, count: int) -> bool:
@@ -198,7 +197,7 @@ class DiskFiles(Files):
     def total_bytes(self, path: str) -> int:
         return self._files.total_bytes(path)
 
-    def lock(self, path: str) -> Any:
+    def lock(self, path: str) -> FileLock:
         return self._files.lock(path)
 
 

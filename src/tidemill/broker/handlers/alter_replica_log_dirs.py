@@ -57,8 +57,8 @@ def begin(broker: Broker, key: TopicPartition, path: str) -> int:
     """Starts one move; returns the error code for the client."""
     try:
         found = broker.replica_manager.find(key.topic, key.partition)
-        if found is not None and found.failed:
-            raise KafkaError(found.failed, ErrorCode.KAFKA_STORAGE_ERROR)
+        if found is not None and found.is_offline:
+            raise KafkaError(found.offline_reason, ErrorCode.KAFKA_STORAGE_ERROR)
         broker.replica_manager.mover.begin(key, path)
     except KafkaError as problem:
         logger.info("a move was refused: %s", problem)

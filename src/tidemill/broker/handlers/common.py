@@ -74,7 +74,9 @@ def served_partitions(broker: Broker, topic: TopicImage) -> Sequence[PartitionIm
     if entry is None or entry.topic_id != topic.topic_id:
         return topic.partitions
     failed = {
-        int(partition.index) for partition in entry.partitions if partition is not None and partition.failed
+        int(partition.index)
+        for partition in entry.partitions
+        if partition is not None and partition.is_offline
     }
     if not failed:
         return topic.partitions

@@ -35,7 +35,7 @@ async def handle(
     async for partition in context.slices.over(list(broker.replica_manager.all())):
         if wanted is not None and (partition.topic, partition.index) not in wanted:
             continue
-        if partition.failed:
+        if partition.is_offline:
             continue  # The location of its files is unknown, or the directory itself has an error.
         directory = broker.log_manager.dirs.directory_of(partition.log).path
         topics = by_directory.setdefault(directory, {})
@@ -46,8 +46,8 @@ async def handle(
                 offset_lag=max(0, partition.high_watermark - partition.log.end_offset),
             )
         )
-    for data_directory in broker.log_manager.dirs.working:
-        for key, copy in data_directory.arriving.items():
+    for data_directory in broker.log_manager.dirs.online:
+        for key, copy in data_directory.future_logs.items():
             if wanted is not None and (key.topic, key.partition) not in wanted:
                 continue
             current = broker.log_manager.get(key)
@@ -80,7 +80,7 @@ async def describe(
 ) -> messages.DescribeLogDirsResult:
     """Returns the result of one data directory."""
     failed = messages.DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=directory.path)
-    if directory.failure:
+    if directory.is_offline:
         return failed
     try:
         total_bytes = broker.files.total_bytes(directory.path)

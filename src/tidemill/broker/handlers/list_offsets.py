@@ -171,7 +171,7 @@ def look_up(
             f"timestamp {wanted.timestamp} needs ListOffsets {FIRST_VERSION_OF[wanted.timestamp]}",
             ErrorCode.UNSUPPORTED_VERSION,
         )
-    if partition.storage.magic == 0 and (wanted.timestamp >= 0 or wanted.timestamp == MAX_TIMESTAMP):
+    if partition.message_format.magic == 0 and (wanted.timestamp >= 0 or wanted.timestamp == MAX_TIMESTAMP):
         raise KafkaError(
             f"{partition.topic} stores message format v0, which has no times: raise message.format.version",
             ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,

@@ -1,4 +1,4 @@
-"""The future replica of a partition, which moves it to another data directory while it is in use.
+"""Moves a partition to another data directory by a future log, while the partition is in use.
 
 1. ``<destination>/<topic>-<partition>.<32 hex>-future`` is created and filled batch by batch, as on a
    follower. A stop or crash interrupts this; the next start continues. If the current log was truncated
@@ -35,7 +35,7 @@ from tidemill.log.future_log_history import empty, truncate_to_common_end
 from tidemill.log.log import Log
 from tidemill.log.log_directories import DataDirectory
 from tidemill.log.log_manager import LogManager
-from tidemill.log.log_segment import Slice
+from tidemill.log.log_segment import LogRange
 from tidemill.log.offset_checkpoint import OffsetCheckpoint
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.system_interfaces import Files
@@ -45,39 +45,39 @@ UNKNOWN: Final = -1
 """As a number of truncations: the current log may have been truncated since the copy began."""
 
 
-class FutureLog:
-    """One move of a partition. The methods run on the event loop unless they say otherwise."""
+class LogDirMove:
+    """The move of one partition. The methods run on the event loop unless they say otherwise."""
 
     def __init__(
-        self, logs: LogManager, source: Log, future: Log, target: DataDirectory, *, is_found: bool = False
+        self, logs: LogManager, current: Log, future: Log, target: DataDirectory, *, is_found: bool = False
     ) -> None:
         """``is_found``: an earlier process began the copy; the current log may have been truncated since."""
         self.logs = logs
-        self.key: TopicPartition = source.topic_partition
-        self.source = source
-        self.future = future
+        self.key: TopicPartition = current.topic_partition
+        self.current_log = current
+        self.future_log = future
         self.target = target
-        self._truncations = UNKNOWN if is_found else int(source.truncations)
+        self._truncations = UNKNOWN if is_found else int(current.truncations)
         self._is_distrusted = False
 
     def is_cancelled(self) -> bool:
         """Whether the move is over: the topic was deleted, a directory failed, or the move was cancelled."""
-        return self.future.closed or self.logs.logs.get(self.key) is not self.source
+        return self.future_log.closed or self.logs.logs.get(self.key) is not self.current_log
 
     @property
     def is_done(self) -> bool:
         """Whether the future log has replaced the current one."""
-        return self.logs.logs.get(self.key) is self.future
+        return self.logs.logs.get(self.key) is self.future_log
 
     @property
     def may_have_diverged(self) -> bool:
         """Whether the future log may have records that the current one does not have."""
-        source, future = self.source, self.future
+        current, future = self.current_log, self.future_log
         return bool(
             self._is_distrusted
-            or source.truncations != self._truncations
-            or source.start_offset > future.end_offset
-            or future.end_offset > source.end_offset
+            or current.truncations != self._truncations
+            or current.start_offset > future.end_offset
+            or future.end_offset > current.end_offset
         )
 
     @property
@@ -88,71 +88,71 @@ class FutureLog:
     @property
     def needs_sync(self) -> bool:
         """Whether the future log has an unsynced truncation, which must be on disk before further appends."""
-        return bool(self.future.truncations != self.future.durability.truncations_synced)
+        return bool(self.future_log.truncations != self.future_log.durability.truncations_synced)
 
     @property
     def is_overstated(self) -> bool:
         """Whether the future log was truncated below its recovery point in the checkpoint."""
-        return self.target.overstates(self.future)
+        return self.target.overstates(self.future_log)
 
     @property
     def is_start_written(self) -> bool:
         """Whether the destination's checkpoint has the log start offset of the current log."""
-        return self.target.start_offsets.written(self.key) >= self.source.start_offset
+        return self.target.start_offsets.written(self.key) >= self.current_log.start_offset
 
     @property
     def lag(self) -> int:
         """The number of offsets that the future log lacks."""
-        return max(0, int(self.source.end_offset - self.future.end_offset))
+        return max(0, int(self.current_log.end_offset - self.future_log.end_offset))
 
-    def next_slice(self, bytes_max: int, now_ms: int) -> Slice | None:
-        """The next slice to copy; None if the future log is complete. Raises StorageError."""
-        source, future = self.source, self.future
+    def next_range(self, bytes_max: int, now_ms: int) -> LogRange | None:
+        """The next range to copy; None if the future log is complete. Raises StorageError."""
+        current, future = self.current_log, self.future_log
         if self.may_have_diverged:
             self._truncate_to_common_end(now_ms)
-        future.advance_start(min(int(source.start_offset), int(future.end_offset)))
-        future.set_epoch_before_start(source.leader_epochs.epoch_of(int(future.start_offset) - 1))
-        offset = max(int(future.end_offset), int(source.start_offset))
-        if offset >= source.end_offset:
+        future.advance_start(min(int(current.start_offset), int(future.end_offset)))
+        future.set_epoch_before_start(current.leader_epochs.epoch_of(int(future.start_offset) - 1))
+        offset = max(int(future.end_offset), int(current.start_offset))
+        if offset >= current.end_offset:
             return None
-        piece = source.read(offset, bytes_max, source.end_offset, True)
+        piece = current.read(offset, bytes_max, current.end_offset, True)
         if piece is None:
             # Compaction removed all records at the end of the last closed segment: the future log's next
             # segment begins at the same offset.
-            future.roll_over_gap(source.end_offset, now_ms)
+            future.roll_over_gap(current.end_offset, now_ms)
         return piece
 
     def _truncate_to_common_end(self, now_ms: int) -> None:
         """Truncates the future log to its common end with the current log."""
         if self._is_distrusted:
-            empty(self.future, self.source, now_ms)
+            empty(self.future_log, self.current_log, now_ms)
         else:
-            truncate_to_common_end(self.future, self.source, now_ms)
-        self._truncations = int(self.source.truncations)
+            truncate_to_common_end(self.future_log, self.current_log, now_ms)
+        self._truncations = int(self.current_log.truncations)
         self._is_distrusted = False
 
     def mark_sync_failed(self) -> None:
         """Records that a sync of the future log failed: the system may have dropped unwritten data."""
         self._is_distrusted = True
 
-    def copy_slice(self, piece: Slice, now_ms: int) -> int:
-        """Copies one slice, in any thread. Returns its size in bytes. Raises StorageError, CorruptMessage.
+    def copy_range(self, piece: LogRange, now_ms: int) -> int:
+        """Copies one range, in any thread. Returns its size in bytes. Raises StorageError, CorruptMessage.
 
-        Returns 0 if the current log was truncated since: the next slice begins at the common end.
+        Returns 0 if the current log was truncated since: the next range begins at the common end.
         """
         try:
             data = piece.read()
         except OSError as problem:
-            raise storage_error("read", self.source.directory, problem) from problem
-        if self.source.truncations != self._truncations:
-            # The slice may hold other records by now, which do not follow those of the future log.
+            raise storage_error("read", self.current_log.directory, problem) from problem
+        if self.current_log.truncations != self._truncations:
+            # The range may hold other records by now, which do not follow those of the future log.
             return 0
-        before = self.future.end_offset
-        self.future.append_as_follower(data, now_ms)
+        before = self.future_log.end_offset
+        self.future_log.append_as_follower(data, now_ms)
         # Nobody reads the future log. The partition knows which markers lie above the high watermark.
-        self.future.producer_state.transactions.clear_ended()
-        if self.future.end_offset == before:
-            raise StorageError(f"{self.source.directory}: no complete batch at offset {before}")
+        self.future_log.producer_state.transactions.clear_ended()
+        if self.future_log.end_offset == before:
+            raise StorageError(f"{self.current_log.directory}: no complete batch at offset {before}")
         return len(data)
 
     def checkpoints(self) -> list[OffsetCheckpoint]:
@@ -164,7 +164,7 @@ class FutureLog:
 
         Raises StorageError.
         """
-        path = f"{self.source.directory}/{MOVED_TO}"
+        path = f"{self.current_log.directory}/{MOVED_TO}"
         try:
             self.logs.files.replace(path, f"{self.target.path}\n".encode())
         except OSError as problem:
@@ -175,22 +175,22 @@ class FutureLog:
 
         Raises StorageError, and then changes nothing.
         """
-        source, future, logs = self.source, self.future, self.logs
-        if source.end_offset != future.end_offset or self.is_cancelled():
+        current, future, logs = self.current_log, self.future_log, self.logs
+        if current.end_offset != future.end_offset or self.is_cancelled():
             raise StorageError(f"{self.key}: the copy in {future.directory} is not complete")
-        if future.topic_id != source.topic_id:
+        if future.topic_id != current.topic_id:
             # A power failure lost the file with the topic id, which nothing else would restore for the future
             # log.
-            logs.assign_topic_id(future, source.topic_id)
-        future.set_config(source.config)
-        future.producer_state.transactions.copy_ended(source.producer_state.transactions)
-        if flush or source.recovery_point > future.recovery_point:
+            logs.assign_topic_id(future, current.topic_id)
+        future.set_config(current.config)
+        future.producer_state.transactions.copy_ended(current.producer_state.transactions)
+        if flush or current.recovery_point > future.recovery_point:
             try:
                 future.flush(now_ms)
             except StorageError:
                 self.mark_sync_failed()
                 raise
-        old = logs.dirs.directory_of(source)
+        old = logs.dirs.directory_of(current)
         path = self.target.file(partition_directory(self.key))
         noted_loss = f"{future.directory}/{RECORDS_LOST}"
         is_loss_unheeded = self.key in logs.dirs.damaged or old.may_have_lost or old.is_outdated
@@ -208,16 +208,16 @@ class FutureLog:
             logs.dirs.damaged.add(self.key)
         relocate(future, path)
         old.remove(self.key)
-        old.leaving[self.key] = source
-        self.target.remove(self.key, is_copy=True)
+        old.replaced_logs[self.key] = current
+        self.target.remove(self.key, is_future=True)
         self.target.add(future)
         # A leader knows its epoch before its first record: followers of earlier epochs ask for it.
-        future.leader_epochs.copy_empty_epochs(source.leader_epochs, int(source.end_offset))
-        future.clean_end = source.clean_end
+        future.leader_epochs.copy_empty_epochs(current.leader_epochs, int(current.end_offset))
+        future.clean_end = current.clean_end
         logs.logs[self.key] = future
-        source.closed = True
-        source.release()
-        return source
+        current.closed = True
+        current.release()
+        return current
 
     def sync_target(self) -> None:
         """Syncs the rename, in any thread. Raises StorageError."""
@@ -231,24 +231,24 @@ class FutureLog:
 
         Otherwise a start without the destination would not open the current log.
         """
-        if self.logs.logs.get(self.key) is self.source:
-            remove_move_mark(self.logs.files, self.source.directory)
+        if self.logs.logs.get(self.key) is self.current_log:
+            remove_move_mark(self.logs.files, self.current_log.directory)
 
     def remove_unsynced(self, now_ms: int) -> None:
         """Removes a future log whose sync failed, so that no later move continues it. Raises StorageError."""
-        if self._is_distrusted and not self.future.closed and not self.is_done:
+        if self._is_distrusted and not self.future_log.closed and not self.is_done:
             cancel_move(self.logs, self.target, self.key, now_ms)
 
-    def delete_source(self, now_ms: int) -> None:
+    def delete_replaced(self, now_ms: int) -> None:
         """Removes the old directory after ``file.delete.delay.ms``. Raises StorageError.
 
         If the partition was deleted meanwhile, its directory was removed with it, and another may have its
         name.
         """
-        old = self.logs.dirs.directory_of(self.source)
-        if old.leaving.get(self.key) is self.source:
-            self.logs.discard(self.source, now_ms)
-            old.remove_leaving(self.key)
+        old = self.logs.dirs.directory_of(self.current_log)
+        if old.replaced_logs.get(self.key) is self.current_log:
+            self.logs.discard(self.current_log, now_ms)
+            old.remove_replaced(self.key)
 
 
 def relocate(log: Log, directory: str) -> None:
@@ -265,7 +265,7 @@ def relocate(log: Log, directory: str) -> None:
         segment.time_index.path = directory + segment.time_index.path[before:]
 
 
-def begin_move(logs: LogManager, key: TopicPartition, path: str, now_ms: int) -> FutureLog | None:
+def begin_move(logs: LogManager, key: TopicPartition, path: str, now_ms: int) -> LogDirMove | None:
     """Starts to move a partition to the data directory at ``path``. Returns None if it is already there.
 
     Cancels a move to another directory; continues one to the same. Raises KafkaError (LOG_DIR_NOT_FOUND,
@@ -279,33 +279,34 @@ def begin_move(logs: LogManager, key: TopicPartition, path: str, now_ms: int) ->
             f"{path} is not a data directory of this broker: log.dirs has {known}",
             ErrorCode.LOG_DIR_NOT_FOUND,
         )
-    if target.failure:
-        raise StorageError(f"{key} cannot be moved to {path}: {target.failure}")
-    source = logs.logs.get(key)
-    if target.path in logs.cordoned and (source is None or logs.dirs.directory_of(source) is not target):
+    if target.is_offline:
+        raise StorageError(f"{key} cannot be moved to {path}: {target.offline_reason}")
+    current = logs.logs.get(key)
+    if target.path in logs.cordoned and (current is None or logs.dirs.directory_of(current) is not target):
         raise KafkaError(
             f"{key} cannot be moved to {path}: the directory is in cordoned.log.dirs",
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
         )
     for directory in logs.dirs.all:
-        if directory is not target and key in directory.arriving:
+        if directory is not target and key in directory.future_logs:
             cancel_move(logs, directory, key, now_ms)
-    if source is None:
+    if current is None:
         logs.prefer(key, target.path)
         raise KafkaError(f"{key} has no replica here", ErrorCode.REPLICA_NOT_AVAILABLE)
-    if logs.dirs.directory_of(source) is target:
+    if logs.dirs.directory_of(current) is target:
         return None
-    future = target.arriving.get(key)
+    future = target.future_logs.get(key)
     if future is not None:
-        return FutureLog(logs, source, future, target, is_found=True)
-    future = logs.make_log(target.file(name), key, source.topic_id, source.config, now_ms)
-    target.add(future, is_copy=True)
-    return FutureLog(logs, source, future, target)
+        return LogDirMove(logs, current, future, target, is_found=True)
+    path = target.file(name)
+    future = logs.make_log(path, key, current.topic_id, current.config, now_ms, is_future=True)
+    target.add(future, is_future=True)
+    return LogDirMove(logs, current, future, target)
 
 
 def cancel_move(logs: LogManager, directory: DataDirectory, key: TopicPartition, now_ms: int) -> None:
     """Cancels a move into ``directory``. Raises StorageError if the future log cannot be renamed."""
-    future = directory.remove(key, is_copy=True)
+    future = directory.remove(key, is_future=True)
     if future is None:
         return
     future.closed = True
@@ -322,11 +323,11 @@ def remove_move_mark(files: Files, path: str) -> None:
         files.remove(f"{path}/{MOVED_TO}")
 
 
-def interrupted_moves(logs: LogManager) -> list[FutureLog]:
+def interrupted_moves(logs: LogManager) -> list[LogDirMove]:
     """The moves that the last stop interrupted."""
     return [
-        FutureLog(logs, logs.logs[key], future, directory, is_found=True)
-        for directory in logs.dirs.working
-        for key, future in directory.arriving.items()
+        LogDirMove(logs, logs.logs[key], future, directory, is_found=True)
+        for directory in logs.dirs.online
+        for key, future in directory.future_logs.items()
         if key in logs.logs
     ]

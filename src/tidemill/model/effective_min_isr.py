@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def min_insync(min_insync_replicas: int, replicas: int, adding: int) -> int:
+def effective_min_isr(min_insync_replicas: int, replicas: int, adding: int) -> int:
     """``min.insync.replicas``, or all replicas if there are fewer.
 
     The replicas that a reassignment adds do not count: a topic of one replica that gets two more stays

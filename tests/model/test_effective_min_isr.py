@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.model.min_insync import min_insync
+from tidemill.model.effective_min_isr import effective_min_isr
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ from tidemill.model.min_insync import min_insync
 def test_a_commit_needs_min_insync_replicas_or_all_if_there_are_fewer(
     configured: int, replicas: int, adding: int, expected: int
 ) -> None:
-    assert min_insync(configured, replicas, adding) == expected
+    assert effective_min_isr(configured, replicas, adding) == expected

@@ -137,10 +137,10 @@ class Stage:
         this: Any = SimpleNamespace(
             broker=broker,
             static_config=BrokerConfig.of(),
-            fetches=SimpleNamespace(bytes_max=0),
-            acceptor=SimpleNamespace(limits=None),
+            fetch_handler=SimpleNamespace(set_bytes_max=lambda bytes_max: None),
+            socket_server=SimpleNamespace(limits=None),
             loop=asyncio.get_running_loop(),
-            compaction=SimpleNamespace(reconfigured=lambda: None),
+            log_cleaner=SimpleNamespace(reconfigured=lambda: None),
         )
         broker.replica_manager.mover.set_bytes_per_second(0)
         this._reconfigure_topics = lambda before: BrokerServer._reconfigure_topics(this, before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 
 from tidemill.controller.alter_partition import ANY_EPOCH, AlterPartitionItem, IsrMember
@@ -30,4 +29,4 @@ def isr_change(
 
 def item_for(topic_id: bytes, partition: int, change: AlterPartitionItem) -> AlterPartitionItem:
     """Returns the item for another partition."""
-    return dataclasses.replace(change, topic_id=topic_id, partition=partition)
+    return change._replace(topic_id=topic_id, partition=partition)

@@ -21,8 +21,8 @@ class IgnoredEvents(PartitionEvents):
     def high_watermark_moved(self, partition: Partition) -> None:
         pass
 
-    def start_moved(self, partition: Partition) -> None:
-        partition.start_saved(partition.log.start_offset)
+    def log_start_offset_moved(self, partition: Partition) -> None:
+        partition.log_start_offset_saved(partition.log.start_offset)
 
     def is_alive(self, broker: int) -> bool:
         return True

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 from tidemill.controller.controller import KafkaController
 from tidemill.controller.controller_context import Announce
+from tidemill.controller.leader_election import LogEnd
 from tidemill.coordination.coordination_store import Store
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.system_interfaces import Clock
+from tidemill.model.types import TopicPartition
+
+
+async def no_log_ends(
+    requested: Mapping[int, Sequence[TopicPartition]], timeout_s: float
+) -> dict[TopicPartition, dict[int, LogEnd]]:
+    """No broker returns its log ends."""
+    return {}
 
 
 def new_controller(
@@ -31,5 +40,6 @@ def new_controller(
         known_image=lambda: controller.image,
         with_settings=lambda config, image: config,
         schedule_broker_refresh=lambda: None,
+        request_log_ends=no_log_ends,
     )
     return controller

@@ -42,14 +42,12 @@ SETTINGS: dict[str, tuple[str, str, object]] = {
     "min.cleanable.dirty.ratio": ("min_cleanable_dirty_ratio", "0.75", 0.75),
     "min.compaction.lag.ms": ("min_compaction_lag_ms", "5", 5),
     "min.insync.replicas": ("min_insync_replicas", "5", 5),
-    "preallocate": ("preallocate", "true", True),
     "retention.bytes": ("retention_bytes", "5", 5),
     "retention.ms": ("retention_ms", "5", 5),
     "segment.bytes": ("segment_bytes", "2000000", 2_000_000),
     "segment.index.bytes": ("segment_index_bytes", "5000", 5000),
     "segment.jitter.ms": ("segment_jitter_ms", "5", 5),
     "segment.ms": ("segment_ms", "5", 5),
-    "unclean.leader.election.enable": ("unclean_leader_election_enable", "true", True),
 }
 
 

@@ -479,7 +479,7 @@ def test_a_reset_connection_of_an_ending_process_is_retried_as_soon_as_a_refused
             raise answers.pop(0)
 
         began = loop.time()
-        trying = loop.create_task(connect_with_retries(connect, found.set))
+        trying = loop.create_task(connect_with_retries(connect, found.set, lambda: False))
         await found.wait()
         trying.cancel()
         return loop.time() - began

@@ -348,12 +348,12 @@ def test_settings_changed_between_two_requests_are_read_without_their_notificati
         path = ConfigNode.path("topics", "t")
         before, after = (ConfigNode.encode({"retention.ms": text}) for text in ("1000", "9000"))
         await store.transact([Create(path, before), Create(CONTROLLER_EPOCH, b"2")])
-        stage.broker.store = store
-        stage.broker.leader_and_isr = stage.applier
-        stage.broker.controller = new_controller(
+        controller = new_controller(
             store, NODE, BrokerConfig.of, stage.applier.apply_delta, stage.broker.clock
         )
-        watch = DynamicBrokerConfig(stage.broker, stage.requests)
+        watch = DynamicBrokerConfig(
+            NODE, store, stage.broker.metadata_cache, controller, stage.applier, stage.requests
+        )
         try:
             await stage.lead("t", FIRST, 0)
             note = Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", "t"), sequential=True)
@@ -378,14 +378,13 @@ def test_settings_read_by_a_replaced_controller_are_applied(tmp_path: Path) -> N
         broker = stage.broker
         store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
         await ensure_paths(store, PERSISTENT_PATHS)
-        broker.store, broker.leader_and_isr = store, stage.applier
-        broker.controller = new_controller(
-            store, NODE, BrokerConfig.of, stage.applier.apply_delta, broker.clock
-        )
-        await broker.controller.context.load()
-        assert await broker.controller.context.activate()
+        controller = new_controller(store, NODE, BrokerConfig.of, stage.applier.apply_delta, broker.clock)
+        await controller.context.load()
+        assert await controller.context.activate()
         stage.applier.controller_epoch += 1
-        watch = DynamicBrokerConfig(broker, stage.requests)
+        watch = DynamicBrokerConfig(
+            NODE, store, broker.metadata_cache, controller, stage.applier, stage.requests
+        )
         try:
             path = ConfigNode.path("brokers", DEFAULT_ENTITY)
             await store.transact([Create(path, ConfigNode.encode({"min.insync.replicas": "2"}))])

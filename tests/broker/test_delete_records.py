@@ -120,14 +120,14 @@ def test_a_log_start_advanced_by_retention_is_not_returned_before_it_is_stored(
         fill(bench)
         partition = bench.partition("t", 0)
         checkpoints = bench.manager.checkpoints
-        write = checkpoints.log_starts_in
+        write = checkpoints.write_log_starts_in
 
         async def write_during_retention(directories: list[DataDirectory]) -> list[StorageError]:
             problems = await write(directories)
             partition.advance_start(5)
             return problems
 
-        monkeypatch.setattr(checkpoints, "log_starts_in", write_during_retention)
+        monkeypatch.setattr(checkpoints, "write_log_starts_in", write_during_retention)
         assert answered(bench, delete(bench, 4)) == (0, 4)
         assert partition.low_watermark() == 5
         monkeypatch.undo()

@@ -39,7 +39,7 @@ class Replica:
 
     def __init__(self) -> None:
         self.fetch_conversions = 0
-        self.limits = RecordLimits()
+        self.validation_limits = RecordLimits()
         self.log = SimpleNamespace(config=SimpleNamespace(message_downconversion_enable=True))
 
 

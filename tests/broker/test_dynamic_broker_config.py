@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tidemill.broker.dynamic_broker_config import DynamicBrokerConfig
+from tidemill.broker.metadata_cache import MetadataCache
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.coordination_store import Create, SetData, StoreUnavailable, ensure_paths
 from tidemill.coordination.embedded_store import EmbeddedStore
@@ -159,16 +159,10 @@ def run_with_notifications(
         store = EmbeddedStore.open(str(directory / "coordination.db"))
         await ensure_paths(store, PERSISTENT_PATHS)
         requests = RecordingRequests()
-        broker: Any = SimpleNamespace(
-            store=store,
-            node_id=1,
-            metadata_cache=SimpleNamespace(
-                image=ClusterImage(topics={"t": TopicImage("t", b"t" * 16, (), {})})
-            ),
-            controller=controller if controller is not None else ReplacedController(),
-            leader_and_isr=requests,
-        )
-        watch = DynamicBrokerConfig(broker, requests)
+        metadata = MetadataCache(ClusterImage(topics={"t": TopicImage("t", b"t" * 16, (), {})}))
+        its_controller: Any = controller if controller is not None else ReplacedController()
+        applier: Any = requests
+        watch = DynamicBrokerConfig(1, store, metadata, its_controller, applier, requests)
         watch.start()
         try:
             await asyncio.wait_for(requests.changed.wait(), ROOM_S)

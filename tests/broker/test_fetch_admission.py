@@ -123,9 +123,9 @@ def test_the_leader_check_includes_the_leader_epoch(sent: Sent, leader_epoch: in
     assert sent.code() == code
 
 
-def test_a_failed_log_precedes_the_leader(sent: Sent) -> None:
+def test_an_offline_log_precedes_the_leader(sent: Sent) -> None:
     lead_elsewhere(sent)
-    sent.bench.partition().is_offline = "its disk failed"
+    sent.bench.partition().offline_reason = "its disk failed"
     assert sent.code() == ErrorCode.KAFKA_STORAGE_ERROR
 
 

@@ -602,7 +602,7 @@ def test_a_log_whose_files_cannot_be_opened_for_the_swap_is_retried_later(
         return opened(path, *arguments, **others)
 
     def before(group: CleanedGroup) -> None:
-        log.release()
+        log.close_handlers()
         tried.append(group)
 
     stage.worker.before = before

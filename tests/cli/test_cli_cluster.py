@@ -245,7 +245,7 @@ def test_an_interrupted_command_lists_the_running_processes(tmp_path: Path, caps
     try:
         with pytest.raises(KeyboardInterrupt), local.locked():
             raise KeyboardInterrupt
-        assert f"ZooKeeper runs: 'tidemill cluster up -d {tmp_path}' starts what" in capsys.readouterr().err
+        assert f"ZooKeeper runs: 'tidemill cluster up -d {tmp_path}' starts the" in capsys.readouterr().err
     finally:
         os.kill(pid, signal.SIGKILL)
     assert local.process("zookeeper").wait_end(10)

@@ -382,7 +382,7 @@ def test_a_leaderless_partition_is_reported_within_seconds_and_so_is_its_new_lea
 
 def test_a_stopped_coordinator_is_reported_and_so_is_its_return(local: LocalCluster, call: Call) -> None:
     with Admin(local.bootstrap) as admin:
-        coordinator = admin._cluster.coordinator("stopped-readers", time.monotonic() + WAIT_S)
+        coordinator = admin._network_client.find_coordinator("stopped-readers", time.monotonic() + WAIT_S)
     other = coordinator % 4 + 1
     make(local, "led", {0: [other]})
     arguments = ["consume", "led", "--from-beginning", "-g", "stopped-readers", "-b", local.bootstrap]

@@ -59,7 +59,7 @@ def test_a_consumer_reports_its_unreadable_partitions() -> None:
         # wait.
         parts: Any = [SimpleNamespace(leader=1), SimpleNamespace(leader=-1)]
         topic: Any = SimpleNamespace(partitions=parts)
-        consumer._cluster.topics["t"] = topic
+        consumer._network_client.topics["t"] = topic
         assert {item: error for item, (error, _) in consumer.partition_errors().items()} == {
             BAD: "LEADER_NOT_AVAILABLE"
         }

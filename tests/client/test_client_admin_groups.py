@@ -163,8 +163,8 @@ def test_committed_offsets_wait_ten_seconds_for_a_silent_coordinator(
             admin.create_topic("t")
         item = TopicPartition("t", 0)
         assert consumer.committed([item]) == {}
-        coordinator = next(iter(consumer._cluster.nodes))
-        monkeypatch.setattr(consumer._cluster, "coordinator", lambda *_: coordinator)
+        coordinator = next(iter(consumer._network_client.nodes))
+        monkeypatch.setattr(consumer._network_client, "find_coordinator", lambda *_: coordinator)
         broker.pause()
         began = time.monotonic()
         with pytest.raises(ClientError):
@@ -208,7 +208,7 @@ def test_a_group_of_the_consumer_protocol_is_described(
 ) -> None:
     newer = DescribedGroup(error_code=code, group_id="g", group_state="Stable", assignor_name="uniform")
     coordinator = NewerCoordinator(newer)
-    monkeypatch.setattr("tidemill.client.admin.with_coordinator", lambda *given: given[-1](coordinator))
+    monkeypatch.setattr("tidemill.client.admin.call_coordinator", lambda *given: given[-1](coordinator))
     with Admin("unused:1") as admin:
         if told is None:
             found = admin.describe_group("g")

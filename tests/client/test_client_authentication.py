@@ -130,7 +130,7 @@ def test_a_login_message_has_the_request_timeout_or_the_rest_of_the_setup_timeou
     write = Connection._write_request
 
     def noted(self: Connection, request: InFlightRequest, *more: Any) -> None:
-        times[int(request.api_key)] = request.expires - request.sent
+        times[int(request.api_key)] = request.expires_s - request.sent_s
         write(self, request, *more)
 
     monkeypatch.setattr(Connection, "_write_request", noted)
@@ -288,7 +288,7 @@ def test_a_session_is_renewed_on_the_same_connection_during_other_requests(
     deadline = time.monotonic() + 2
     while time.monotonic() < deadline:
         ask(connection)
-    wait_for(lambda: not connection._renewing)
+    wait_for(lambda: not connection._is_reauthenticating)
     logins = [key for key in login_broker.seen if key in (HANDSHAKE, AUTHENTICATE)]
     assert logins == [HANDSHAKE, AUTHENTICATE] * (len(logins) // 2)
     assert 3 <= len(logins) // 2 <= 8
@@ -317,7 +317,7 @@ def test_many_threads_renew_a_session_once(
         thread.start()
     for thread in threads:
         thread.join()
-    wait_for(lambda: not connection._renewing)
+    wait_for(lambda: not connection._is_reauthenticating)
     assert login_broker.seen.count(HANDSHAKE) == 2
     assert not connection.closed
 
@@ -366,9 +366,9 @@ def test_an_idle_connection_whose_session_is_over_is_replaced(login_broker: Logi
     cluster = NetworkClient(ClientConfig(COMMON, {"bootstrap.servers": f"127.0.0.1:{port}", **LOGIN}))
     cluster.nodes = {1: Node(1, "127.0.0.1", port)}
     first = cluster.connection(1, CONTROL, time.monotonic() + 5)
-    assert cluster.opened(1, CONTROL) is first
+    assert cluster.ready_connection(1, CONTROL) is first
     time.sleep(0.1)
-    assert cluster.opened(1, CONTROL) is None
+    assert cluster.ready_connection(1, CONTROL) is None
     assert first.closed
     cluster.close()
 
@@ -384,11 +384,11 @@ def test_a_refusal_in_a_helper_thread_is_raised_in_the_caller(login_broker: Logi
     cluster = NetworkClient(ClientConfig(COMMON, {"bootstrap.servers": f"127.0.0.1:{port}", **LOGIN}))
     cluster.nodes = {1: Node(1, "127.0.0.1", port)}
     opened = threading.Event()
-    cluster.open_soon(1, CONTROL, opened.set)
+    cluster.open_in_background(1, CONTROL, opened.set)
     assert opened.wait(20)
     with pytest.raises(AuthenticationFailed, match=r"refuses the login"):
-        cluster.raise_refusal()
-    cluster.raise_refusal()  # once
+        cluster.raise_authentication_error()
+    cluster.raise_authentication_error()  # once
     cluster.close()
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from default_limits import iter_records
 from tidemill.client.batch_splitting import split
-from tidemill.client.record_accumulator import PendingBatch, RecordAccumulator, TopicQueues
+from tidemill.client.record_accumulator import ProducerBatch, RecordAccumulator, TopicQueues
 
 
-def batch_of(count: int, callback: Any = None) -> PendingBatch:
+def batch_of(count: int, callback: Any = None) -> ProducerBatch:
     accumulator, topic = (
         RecordAccumulator(100_000, 100_000, 50_000, 0, None, 3, None, lambda: None),
         TopicQueues("t", 1),

@@ -183,12 +183,12 @@ def answering_later(serve: Callable[..., Connection]) -> tuple[Connection, threa
 
 def test_the_oldest_request_is_unanswered_until_its_response_begins(serve: Callable[..., Connection]) -> None:
     connection, go = answering_later(serve)
-    assert connection.unanswered() is None
+    assert connection.oldest_unanswered() is None
     first, second = (connection.send(ApiKey.METADATA, MetadataRequest(topics=None)) for _ in range(2))
-    assert connection.unanswered() is first
+    assert connection.oldest_unanswered() is first
     go.set()
     assert connection.wait(second, 10)
-    assert connection.unanswered() is None
+    assert connection.oldest_unanswered() is None
 
 
 def test_api_versions_is_repeated_in_a_version_of_the_broker(serve: Callable[..., Connection]) -> None:

@@ -11,7 +11,7 @@ from tidemill.client.cluster_metadata import Node
 from tidemill.client.config import ClientConfig
 from tidemill.client.config_keys import COMMON
 from tidemill.client.connection import Connection
-from tidemill.client.connection_attempts import FORGOTTEN_S, Failures
+from tidemill.client.connection_attempts import FORGOTTEN_S, BrokerFailures
 from tidemill.client.errors import BrokerUnreachable
 from tidemill.client.network_client import CONTROL, NetworkClient
 
@@ -21,14 +21,14 @@ CONFIG = ClientConfig(COMMON, {"bootstrap.servers": "unused:1"})
 def test_old_failures_of_a_broker_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    failures = Failures(CONFIG, random.Random(1))
+    failures = BrokerFailures(CONFIG, random.Random(1))
     for _ in range(8):
-        failures.failed(1, BrokerUnreachable("away"))
-    assert failures.pause(1) >= 0.8
+        failures.record(1, BrokerUnreachable("away"))
+    assert failures.delay(1) >= 0.8
     assert failures.repeated(5) == [(1000.0, "away")]
     now_s += FORGOTTEN_S + 2
-    failures.failed(1, BrokerUnreachable("away again"))
-    assert failures.pause(1) <= 0.06
+    failures.record(1, BrokerUnreachable("away again"))
+    assert failures.delay(1) <= 0.06
     assert failures.reason(1) == (now_s, "away again")
     assert failures.repeated(5) == []
 
@@ -46,7 +46,7 @@ def test_a_client_with_a_responding_broker_reports_no_wait(monkeypatch: pytest.M
         reasons.extend(wait.reason for wait in cluster.waits())
         return found
 
-    monkeypatch.setattr(cluster._attempts, "first", first)
+    monkeypatch.setattr(cluster._attempts, "open_first", first)
     try:
         assert cluster.any_connection(time.monotonic() + 60) is found
         assert reasons == ["no broker can be reached"] * 2
@@ -61,7 +61,7 @@ def test_a_recently_failed_broker_is_named_by_its_address_if_known(
 ) -> None:
     cluster = NetworkClient(CONFIG)
     cluster.nodes[1] = Node(1, "away", 9092, None)
-    monkeypatch.setattr(cluster, "pause", lambda node_id: 60.0)
+    monkeypatch.setattr(cluster, "connection_delay", lambda node_id: 60.0)
     try:
         with pytest.raises(BrokerUnreachable, match=named) as raised:
             cluster.connection(node_id, CONTROL, time.monotonic() + 1)

@@ -192,9 +192,9 @@ def test_later_metadata_is_read_in_the_background(
         assert len(consumer.poll(10)) == 10
         waited_for: list[float] = []
         monkeypatch.setattr(consumer, "_first_metadata", waited_for.append)
-        read = consumer._cluster.version
-        consumer._cluster.request_refresh()
-        until(lambda: consumer._cluster.version > read, lambda: consumer.poll(0.05))
+        read = consumer._network_client.metadata_version
+        consumer._network_client.request_refresh()
+        until(lambda: consumer._network_client.metadata_version > read, lambda: consumer.poll(0.05))
         assert waited_for == []
 
 
@@ -442,8 +442,8 @@ def test_a_late_commit_response_does_not_reset_a_new_membership(
         until(lambda: len(consumer.assignment()) == 1, lambda: consumer.poll(0.1))
         (member,) = admin.describe_group(group).members
         admin.remove_member(group, member_id=member.member_id)
-        assert consumer._group is not None
-        consumer._group.request_rejoin("the group rebalances")  # as a heartbeat does
+        assert consumer._coordinator is not None
+        consumer._coordinator.request_rejoin("the group rebalances")  # as a heartbeat does
         consumer.commit_async({TopicPartition(topic, 0): 0})
         assert not consumer.poll(0.5)
         (new,) = admin.describe_group(group).members
@@ -466,13 +466,13 @@ def test_a_static_member_returns_without_a_rebalance(
             until(lambda: len(numbers(leaver)) == 2, lambda: leaver.poll(0.05), lambda: keeper.poll(0.05))
             had = numbers(leaver)
         assert {m.instance_id for m in admin.describe_group(group).members} == {"a", "b"}
-        generation = keeper._group.generation if keeper._group else -1
+        generation = keeper._coordinator.generation if keeper._coordinator else -1
         with Consumer(broker_address, {**settings, "group.instance.id": "b"}) as back:
             back.subscribe([topic])
             until(lambda: len(numbers(back)) == 2, lambda: back.poll(0.05), lambda: keeper.poll(0.05))
             assert numbers(back) == had
-        assert keeper._group is not None
-        assert keeper._group.generation == generation
+        assert keeper._coordinator is not None
+        assert keeper._coordinator.generation == generation
     admin.remove_member(group, instance_id="a")
     admin.remove_member(group, instance_id="b")
 

@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.client.config import ClientConfig
 from tidemill.client.config_keys import CONSUMER
-from tidemill.client.consumer_coordinator import ConsumerCoordinator, State
+from tidemill.client.consumer_coordinator import ConsumerCoordinator, MemberState
 from tidemill.client.coordinator_warnings import WARN_AFTER_S, WARN_AGAIN_S, CoordinatorWarnings
 from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError, error_for
 from tidemill.client.network_client import NetworkClient
@@ -60,7 +60,7 @@ def test_a_failed_heartbeat_is_reported_unless_the_client_is_closed(
     settings = {"bootstrap.servers": "unused:1", "group.id": "g", "heartbeat.interval.ms": 1}
     cluster = NetworkClient(ClientConfig(CONSUMER, settings))
     member: Any = ConsumerCoordinator(cluster, [], SimpleNamespace())  # type: ignore[arg-type]
-    member.state = State.STABLE
+    member.state = MemberState.STABLE
     tries: list[float] = []
 
     def fail(deadline: float) -> Any:
@@ -72,6 +72,6 @@ def test_a_failed_heartbeat_is_reported_unless_the_client_is_closed(
     monkeypatch.setattr(member, "connection", fail)
     member._run_heartbeats()
     assert len(tries) == 2
-    current = cluster.coordinator_trouble.current
+    current = cluster.coordinator_warnings.current
     assert (current[:2] if current is not None else None) == (("g", reason) if reason else None)
     cluster.close()

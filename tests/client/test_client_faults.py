@@ -450,7 +450,7 @@ def test_expired_messages_have_the_last_error_of_the_broker() -> None:
     refused = error_for(ErrorCode.KAFKA_STORAGE_ERROR, "produce to t-0", broker="b:1")
     outcomes.failed(batch, ErrorCode.KAFKA_STORAGE_ERROR, refused)
     assert list(queue.waiting) == [batch]
-    assert outcomes.expire(time.monotonic() + 1000)
+    assert outcomes.expire_batches(time.monotonic() + 1000)
     assert str(delivery.exception(0)) == (
         "1 message for t-0 not acknowledged within delivery.timeout.ms, after 1 try; the last: cannot "
         "produce to t-0: KAFKA_STORAGE_ERROR, broker b:1; check the broker's log: its disk or "
@@ -465,11 +465,11 @@ def test_unsent_messages_have_the_error_of_their_topic(code: ErrorCode | None, c
     found.topics["t"] = topic
     cluster = NetworkClient(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"}))
     if code is not None:
-        cluster.errors["t"] = int(code)
+        cluster.topic_errors["t"] = int(code)
     outcomes = BatchResults(cluster, found)
     deliveries = [found.append(topic, 0, 1, None, b"x", None, None, time.monotonic()) for _ in range(count)]
     assert outcomes.pending_error() is None
-    assert outcomes.expire(time.monotonic() + 1000)
+    assert outcomes.expire_batches(time.monotonic() + 1000)
     more = f" (the topic: {code.name})" if code is not None else ""
     assert {str(one.exception(0)) for one in deliveries} == {
         f"{noun} for t-0 waited longer than delivery.timeout.ms{more}; is its leader running, and reachable "
@@ -481,10 +481,12 @@ def test_expired_messages_have_the_error_of_the_producer_id() -> None:
     found, topic = accumulator(), TopicQueues("t", 1)
     found.topics["t"] = topic
     outcomes = BatchResults(NetworkClient(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"})), found)
-    outcomes.id_problem = error_for(ErrorCode.COORDINATOR_NOT_AVAILABLE, "get a producer id", step="wait")
+    outcomes.producer_id_error = error_for(
+        ErrorCode.COORDINATOR_NOT_AVAILABLE, "get a producer id", step="wait"
+    )
     delivery = found.append(topic, 0, 1, None, b"x", None, None, time.monotonic())
-    assert outcomes.pending_error() is outcomes.id_problem
-    assert outcomes.expire(time.monotonic() + 1000)
+    assert outcomes.pending_error() is outcomes.producer_id_error
+    assert outcomes.expire_batches(time.monotonic() + 1000)
     assert str(delivery.exception(0)) == (
         "1 message for t-0 waited longer than delivery.timeout.ms: cannot get a producer id: "
         "COORDINATOR_NOT_AVAILABLE; wait"
@@ -522,7 +524,7 @@ def test_the_sequence_restarts_after_a_failed_batch(sequence: int, bumps: bool) 
     queue.in_flight.append(batch)
     refused = error_for(ErrorCode.INVALID_RECORD, "produce to t-0")
     outcomes.failed(batch, ErrorCode.INVALID_RECORD, refused)
-    assert (delivery.exception(0), queue.bump_due) == (refused, bumps)
+    assert (delivery.exception(0), queue.epoch_bump_required) == (refused, bumps)
 
 
 @pytest.mark.parametrize(("sequence", "bumps"), [(-1, False), (0, True), (5, True)])
@@ -535,10 +537,10 @@ def test_the_sequence_restarts_after_an_expired_batch(sequence: int, bumps: bool
     queue = topic.queues[0]
     (batch,) = queue.waiting
     batch.sequence = sequence
-    assert not outcomes.expire(batch.created + 4.999)
-    assert outcomes.expire(batch.created + 5.0)
-    assert (isinstance(delivery.exception(0), DeliveryTimeout), queue.bump_due) == (True, bumps)
-    assert not outcomes.expire(batch.created + 5.0)
+    assert not outcomes.expire_batches(batch.created + 4.999)
+    assert outcomes.expire_batches(batch.created + 5.0)
+    assert (isinstance(delivery.exception(0), DeliveryTimeout), queue.epoch_bump_required) == (True, bumps)
+    assert not outcomes.expire_batches(batch.created + 5.0)
 
 
 class Sent:
@@ -573,7 +575,7 @@ class Broker:
         self.sequences += [batch.sequence for batch in tag]
         return Sent(tag)
 
-    def unanswered(self) -> None:
+    def oldest_unanswered(self) -> None:
         return None
 
 
@@ -589,7 +591,7 @@ def test_a_new_leader_receives_no_batch_before_the_former_leader_responds(
     brokers = {1: Broker(1), 2: Broker(2)}
     leader = 1
     monkeypatch.setattr(cluster, "leader", lambda name, partition: leader)
-    monkeypatch.setattr(cluster, "opened", lambda node_id, purpose: brokers[node_id])
+    monkeypatch.setattr(cluster, "ready_connection", lambda node_id, purpose: brokers[node_id])
     sender = Sender(cluster, found)
     sender._producer_id, sender._producer_epoch = 7, 0
 
@@ -621,7 +623,7 @@ def sender_to_one_broker(
     cluster = NetworkClient(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"}, **settings))
     broker = Broker(1)
     monkeypatch.setattr(cluster, "leader", lambda name, partition: 1)
-    monkeypatch.setattr(cluster, "opened", lambda node_id, purpose: broker)
+    monkeypatch.setattr(cluster, "ready_connection", lambda node_id, purpose: broker)
     sender = Sender(cluster, found)
     sender._producer_id, sender._producer_epoch = 7, 0
     return sender, found, topic, broker
@@ -635,14 +637,14 @@ def test_a_batch_is_retried_if_another_thread_closes_its_connection(
     found.append(topic, 0, 1, None, b"v", None, None, 0.0)
     sender._send_ready(time.monotonic() + 1)
     queue = topic.queues[0]
-    (request,) = sender._outstanding[broker]
-    sender._registered[10_000] = broker
+    (request,) = sender._in_flight[broker]
+    sender._polled_connections[10_000] = broker
     broker.closed = True
-    sender._await(0.0)
+    sender._poll_responses(0.0)
     request.done = True
-    sender._await(0.0)
+    sender._poll_responses(0.0)
     assert (len(queue.in_flight), len(queue.waiting)) == (0, 1)
-    assert not sender._registered
+    assert not sender._polled_connections
     sender._pipe.close()
 
 
@@ -684,12 +686,12 @@ def test_a_producer_gets_another_id_after_the_largest_epoch(epoch: int, after: t
     found.append(topic, 0, 1, None, b"v", None, None, 0.0)
     queue = topic.queues[0]
     (waiting,) = queue.waiting
-    waiting.sequence, queue.next_sequence, queue.bump_due = 8, 9, True
+    waiting.sequence, queue.next_sequence, queue.epoch_bump_required = 8, 9, True
     queue.producer_id, queue.producer_epoch = 7, epoch
     sender._bump_epoch(queue)
     assert (queue.producer_id, queue.producer_epoch) == after
     assert sender._producer_id == after[0]
-    assert (queue.bump_due, queue.next_sequence, waiting.sequence) == (False, 0, -1)
+    assert (queue.epoch_bump_required, queue.next_sequence, waiting.sequence) == (False, 0, -1)
     sender._pipe.close()
 
 
@@ -802,7 +804,7 @@ def test_a_partition_with_failed_messages_is_reported_until_an_acknowledgement(
     for error in (None, ClientError("refused"), None):
         found.append(topic, 0, 1, None, b"v", None, None, 0.0)
         found.complete(topic.queues[0].waiting.pop(), error)
-        topic.queues[0].open = None
+        topic.queues[0].open_batch = None
         told.append([wait.reason for wait in sender.waits()])
     assert told == [[], ["messages have failed"], []]
     sender._pipe.close()

@@ -43,7 +43,8 @@ class Polls:
         response.end = len(data)
         position = self.positions[item] = PartitionPosition()
         position.offset = 0
-        self.fetcher.chunks.append(CompletedFetch(item, response, 0, committed_only=False, check_crcs=True))
+        fetch = CompletedFetch(item, response, 0, committed_only=False, check_crcs=True)
+        self.fetcher.completed_fetches.append(fetch)
 
     def values(self) -> list[bytes]:
         if self.as_arrow:

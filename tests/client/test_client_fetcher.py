@@ -26,7 +26,7 @@ LEADER, NEARER = 1, 2
 class Broker:
     """The fetcher's view of a connection: records the requests, and responds to none."""
 
-    used = 0.0
+    last_used_s = 0.0
 
     def __init__(self) -> None:
         self.bytes_max: list[int] = []
@@ -44,22 +44,22 @@ class Fetches:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         cluster = NetworkClient(ClientConfig(CONSUMER, {"bootstrap.servers": "unused:1"}, **settings))
-        cluster.topics["t"] = Topic("t", ZERO_ID, False, [Partition(0, LEADER, 0, [1, 2], [1, 2], [], 0)])
+        cluster.topics["t"] = Topic("t", ZERO_ID, False, [Partition(0, LEADER, 0, [1, 2], [1, 2], [])])
         for node_id in (LEADER, NEARER):
             cluster.nodes[node_id] = Node(node_id, "unused", node_id)
         self.cluster = cluster
         self.brokers = {LEADER: Broker(), NEARER: Broker()}
-        monkeypatch.setattr(cluster, "opened", lambda node_id, purpose: self.brokers[node_id])
+        monkeypatch.setattr(cluster, "ready_connection", lambda node_id, purpose: self.brokers[node_id])
         self.position = PartitionPosition()
         self.position.offset = 0
         self.fetcher = Fetcher(cluster, {ITEM: self.position})
 
     def ask(self) -> list[int]:
         """Sends the fetches; returns the brokers that received one."""
-        self.fetcher._requests.clear()
+        self.fetcher._in_flight.clear()
         before = {node_id: len(broker.bytes_max) for node_id, broker in self.brokers.items()}
-        self.fetcher.send()
-        self.fetcher._requests.clear()
+        self.fetcher.send_fetches()
+        self.fetcher._in_flight.clear()
         return [
             node_id for node_id, broker in self.brokers.items() if len(broker.bytes_max) > before[node_id]
         ]
@@ -86,7 +86,7 @@ def test_the_preferred_read_replica_is_used_while_it_is_known(fetches: Fetches) 
     assert fetches.ask() == [LEADER]
     fetches.cluster.nodes[NEARER] = node
     assert fetches.ask() == [NEARER]
-    fetches.position.replica_until = 0.0
+    fetches.position.read_replica_expires_at = 0.0
     assert fetches.ask() == [LEADER]
 
 
@@ -118,7 +118,7 @@ def test_a_partition_with_an_error_waits_unless_it_is_paused(
 ) -> None:
     fetches.position.paused = paused
     if trouble:
-        fetches.position.note(trouble, "no leader; wait for an election", 5.0)
+        fetches.position.record_error(trouble, "no leader; wait for an election", 5.0)
     expected = [("t-0", "no leader; wait for an election", 5.0)] if trouble and not paused else []
     assert [(wait.subject, wait.reason, wait.since) for wait in fetches.fetcher.waits()] == expected
 
@@ -131,7 +131,7 @@ def test_records_before_a_damaged_batch_are_returned_and_later_records_are_not()
     response.end = len(data)
     chunk = CompletedFetch(ITEM, response, 0, committed_only=False, check_crcs=True)
     assert [record.value for record in chunk.fetch_records(100)] == [b"0"]
-    assert (chunk.exhausted, chunk.next_offset) == (True, 1)
+    assert (chunk.is_consumed, chunk.next_offset) == (True, 1)
     behind = CompletedFetch(ITEM, response, 1, committed_only=False, check_crcs=True)
     for _ in range(2):
         with pytest.raises(CorruptMessage, match=r"t-0 cannot be read at offsets 1 to 1"):

@@ -69,7 +69,7 @@ def test_the_step_after_a_refused_password_names_the_scram_mechanism(mechanism: 
     more = (
         "" if mechanism == "PLAIN" else f", and that the cluster has a password of {mechanism} for this user"
     )
-    assert password_login(**keys).refused() == (
+    assert password_login(**keys).refusal_step() == (
         f"check user 'u' and its password, in sasl.username and sasl.password or in sasl.jaas.config{more}"
     )
 

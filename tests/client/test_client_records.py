@@ -524,6 +524,6 @@ def test_an_admin_stops_requesting_the_topics_that_it_created(
     name = f"{new_topic(1)}-more"
     with Admin(broker_address) as own:
         own.create_topic(name, 2)
-        assert name not in own._cluster._wanted
+        assert name not in own._network_client._requested_topics
         assert len(own.describe_topic(name).partitions) == 2
         own.delete_topic(name)

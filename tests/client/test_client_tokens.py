@@ -25,9 +25,9 @@ from tidemill.client.tokens import (
     RefreshTimes,
     Token,
     TokenCache,
-    checked,
     jwt_expiry,
     load_provider,
+    validated_token,
 )
 from tidemill.model.errors import ConfigError
 
@@ -137,10 +137,10 @@ def test_many_connections_share_one_token() -> None:
 
 
 def test_the_earlier_expiry_of_server_and_token_counts() -> None:
-    assert checked(jwt(exp=1_700_000_000), 1_700_000_001, {}, "s").expires_s == 1_700_000_000
-    assert checked(jwt(exp=1_700_000_000), 1_600_000_000, {}, "s").expires_s == 1_600_000_000
-    assert checked("opaque", 1_700_000_000_000, {}, "s").expires_s == 1_700_000_000  # milliseconds
-    assert checked(b"opaque", None, {}, "s") == Token("opaque", None)
+    assert validated_token(jwt(exp=1_700_000_000), 1_700_000_001, {}, "s").expires_s == 1_700_000_000
+    assert validated_token(jwt(exp=1_700_000_000), 1_600_000_000, {}, "s").expires_s == 1_600_000_000
+    assert validated_token("opaque", 1_700_000_000_000, {}, "s").expires_s == 1_700_000_000  # milliseconds
+    assert validated_token(b"opaque", None, {}, "s") == Token("opaque", None)
 
 
 @pytest.mark.parametrize("text", ["a", "a.b", "a.!!.c", "a.e30.c", "a.bnVsbA.c", jwt(exp="soon")])
@@ -151,7 +151,7 @@ def test_text_that_is_not_a_jwt_has_no_expiry(text: str) -> None:
 @pytest.mark.parametrize("text", ["", " ", "two words", "a\x01b", "ä", "x" * (TOKEN_BYTES_MAX + 1), None, 7])
 def test_unsendable_text_is_refused(text: Any) -> None:
     with pytest.raises(AuthenticationFailed, match="the source returned") as caught:
-        checked(text, None, {}, "the source")
+        validated_token(text, None, {}, "the source")
     assert "two" not in str(caught.value)
 
 

@@ -331,10 +331,10 @@ def test_a_later_refused_login_ends_waiting_messages_at_once(secured_kafka: Secu
     address = secured_kafka.bootstrap("LOGIN")
     with Producer(address, settings) as producer, Consumer(address, settings) as consumer:
         consumer.assign(consumer.partitions_for(topic))
-        producer._cluster.topic(topic, time.monotonic() + 30)
+        producer._network_client.topic(topic, time.monotonic() + 30)
         for client in (producer, consumer):
             # As if the password was changed between the first connection and the connection for messages.
-            login: Any = client._cluster._security.login
+            login: Any = client._network_client._security.login
             login._password = WRONG
         began = time.monotonic()
         with pytest.raises(AuthenticationFailed, match="refuses the login by PLAIN"):

@@ -40,7 +40,6 @@ from tidemill.coordination.coordination_store import (
     subtree,
 )
 from tidemill.coordination.embedded_store import EmbeddedStore
-from tidemill.coordination.encoding import new_id
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import (
     DEFAULT_ENTITY,
@@ -51,6 +50,7 @@ from tidemill.coordination.nodes import (
     TopicNode,
 )
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.ids import new_id
 from tidemill.model.types import TopicPartition
 
 

@@ -17,7 +17,6 @@ from tidemill.controller.topics import NewTopic
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.coordination_store import Create, Node, NoNode, SetData, StoreUnavailable
 from tidemill.coordination.embedded_store import EmbeddedStore
-from tidemill.coordination.encoding import new_id
 from tidemill.coordination.nodes import (
     DELETE_TOPICS,
     ConfigNode,
@@ -28,6 +27,7 @@ from tidemill.coordination.nodes import (
 )
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.ids import new_id
 
 
 class CountingController:

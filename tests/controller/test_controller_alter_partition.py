@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from controller_images import cluster
 
@@ -74,7 +72,7 @@ def test_a_valid_isr_is_written_with_the_same_leader_epoch(isr: tuple[int, ...])
         (change(), ErrorCode.INVALID_REQUEST),
         (change(1, 1), ErrorCode.INVALID_REQUEST),
         (change(1, 4), ErrorCode.INVALID_REQUEST),
-        (dataclasses.replace(change(1), broker_epoch=100), ErrorCode.STALE_BROKER_EPOCH),
+        (change(1)._replace(broker_epoch=100), ErrorCode.STALE_BROKER_EPOCH),
     ],
 )
 def test_an_invalid_isr_is_rejected(requested: AlterPartitionItem, code: ErrorCode) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from typing import Any
 
@@ -116,7 +115,7 @@ def test_a_pending_isr_request_with_a_replica_that_lost_records_is_rejected() ->
     with pytest.raises(KafkaError) as refused:
         plan_isr_change(image, "t", first, requested, SAFE)
     assert refused.value.code == ErrorCode.INVALID_UPDATE_VERSION
-    again = dataclasses.replace(requested, partition_epoch=first.partition_epoch)
+    again = requested._replace(partition_epoch=first.partition_epoch)
     assert plan_isr_change(image, "t", first, again, SAFE).isr == [1, 2]
     assert plan_broker_change(image, came=[2]) == [], "a restarted broker has its records"
 
@@ -134,7 +133,7 @@ def test_a_pending_isr_request_is_rejected_after_a_repeated_loss() -> None:
     with pytest.raises(KafkaError) as refused:
         plan_isr_change(image, "t", after, requested, SAFE)
     assert refused.value.code == ErrorCode.INVALID_UPDATE_VERSION
-    again = dataclasses.replace(requested, partition_epoch=after.partition_epoch)
+    again = requested._replace(partition_epoch=after.partition_epoch)
     assert plan_isr_change(image, "t", after, again, SAFE).isr == [1, 2]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from random import Random
 
 import pytest
@@ -34,11 +35,17 @@ from unpaused import plan_creation, plan_growth
 TOPIC_ID = bytes(range(16))
 
 
+def nothing_awaited(name: str) -> Collection[int]:
+    return ()
+
+
 def create(image: ClusterImage, wanted: NewTopic, **config: int) -> Plan:
     """Plans one creation in a request of its own."""
     taken = UsedTopicNames(image.topics)
     budget = PartitionBudget()
-    return plan_creation(image, wanted, BrokerConfig.of(**config), TOPIC_ID, Random(1), taken, budget)
+    return plan_creation(
+        image, wanted, BrokerConfig.of(**config), TOPIC_ID, Random(1), taken, budget, nothing_awaited
+    )
 
 
 def code_of(image: ClusterImage, wanted: NewTopic) -> ErrorCode:
@@ -121,11 +128,17 @@ def test_one_request_creates_a_limited_number_of_partitions() -> None:
     budget = PartitionBudget()
     taken = UsedTopicNames([])
     config = BrokerConfig.of()
-    plan_creation(cluster((0,)), NewTopic("a", 9_999, 1), config, TOPIC_ID, Random(1), taken, budget)
+    plan_creation(
+        cluster((0,)), NewTopic("a", 9_999, 1), config, TOPIC_ID, Random(1), taken, budget, nothing_awaited
+    )
     with pytest.raises(KafkaError) as caught:
-        plan_creation(cluster((0,)), NewTopic("b", 2, 1), config, TOPIC_ID, Random(1), taken, budget)
+        plan_creation(
+            cluster((0,)), NewTopic("b", 2, 1), config, TOPIC_ID, Random(1), taken, budget, nothing_awaited
+        )
     assert caught.value.code == ErrorCode.POLICY_VIOLATION
-    plan_creation(cluster((0,)), NewTopic("c", 1, 1), config, TOPIC_ID, Random(1), taken, budget)
+    plan_creation(
+        cluster((0,)), NewTopic("c", 1, 1), config, TOPIC_ID, Random(1), taken, budget, nothing_awaited
+    )
 
 
 def test_a_creation_writes_configuration_topic_and_states() -> None:

@@ -415,8 +415,7 @@ def test_the_longest_log_is_elected_after_its_broker_registered_in_a_store_outag
             asked.append(set(wanted))
             return {MOVED: {1: LogEnd(3, 10), 2: LogEnd(3, 20)}}
 
-        recovery = UncleanRecovery(setting.controller.context)
-        recovery.request_log_ends = ask
+        recovery = UncleanRecovery(setting.controller.context, ask)
         setting.controller.context.on_leaderless = recovery.begin
         await failover.brokers_changed()
         async with asyncio.timeout(10):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tidemill.coordination.encoding import NodeFormatError, decode_id, encode_id, new_id, write_json
+from tidemill.coordination.encoding import NodeFormatError, write_json
 from tidemill.coordination.lost_replicas import LOST_BYTES_MAX, LostReplicas, encode_lost
 from tidemill.coordination.nodes import (
     DEFAULT_ENTITY,
@@ -249,19 +249,3 @@ def test_config_nodes_of_users_are_percent_encoded() -> None:
 def test_reports_invalid_data_with_the_path_of_its_node(decode, data: bytes) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(NodeFormatError, match=r"^/.*cannot be read"):
         decode(data)
-
-
-def test_ids_are_22_characters_of_url_safe_base64() -> None:
-    assert encode_id(bytes(16)) == "A" * 22
-    assert decode_id(encode_id(TOPIC_ID)) == TOPIC_ID
-    for bad in ("", "A" * 21, "A" * 24, "=" * 22, "A" * 21 + "!"):
-        with pytest.raises(ValueError):
-            decode_id(bad)
-    with pytest.raises(ValueError):
-        encode_id(b"short")
-
-
-def test_new_ids_differ_and_do_not_look_like_options() -> None:
-    ids = {new_id() for _ in range(2000)}
-    assert len(ids) == 2000
-    assert not any(encode_id(one).startswith("-") for one in ids)

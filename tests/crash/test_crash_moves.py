@@ -163,7 +163,7 @@ def test_a_failed_disk_takes_only_its_partitions_offline(
     assert described(client) == {paths[0]: 0, paths[1]: 0}
     first = min(broken)
     machine.inside(lambda: files.fail(operation, f"{paths[1]}/t-{first}/", times=1))
-    machine.inside(lambda: machine.server.broker.replica_manager.find("t", first).log.release())
+    machine.inside(lambda: machine.server.broker.replica_manager.find("t", first).log.close_handlers())
     if operation == "open":
         assert fetched(client, first) == ErrorCode.KAFKA_STORAGE_ERROR
     else:

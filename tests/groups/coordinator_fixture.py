@@ -16,8 +16,8 @@ from tidemill.groups.coordinator_effects import (
     SyncRequest,
 )
 from tidemill.groups.coordinator_interfaces import CoordinatorEndpoint
-from tidemill.groups.group_config import GroupConfig
 from tidemill.groups.group_coordinator import GroupCoordinator
+from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.offset_records import OffsetsRecord, decode_record
 from tidemill.model.system_interfaces import Clock
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
@@ -155,13 +155,16 @@ class CoordinatorFixture:
         self.service = GroupCoordinator(
             offsets_log=self.log,
             topic=self.topic,
-            config=GroupConfig(
-                **{"initial_rebalance_delay_ms": 0, "offsets_retention_ms": 60_000, **config},
-                unpacked_bytes_max=UNPACKED_BYTES_MAX,
+            config=GroupCoordinatorConfig(
+                **{
+                    "initial_rebalance_delay_ms": 0,
+                    "offsets_retention_ms": 60_000,
+                    "offsets_retention_check_interval_ms": 10_000,
+                    "unpacked_bytes_max": UNPACKED_BYTES_MAX,
+                    **config,
+                }
             ),
             clock=self.time,
-            append_timeout_ms=5_000,
-            expire_interval_ms=10_000,
             scheduler=self.time,
         )
 

@@ -48,7 +48,7 @@ from tidemill.groups.coordinator_effects import (
     TimerKey,
     Waiter,
 )
-from tidemill.groups.group_config import GroupConfig
+from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
 from tidemill.groups.offset_records import GroupRecord, OffsetsRecord, decode_record
 from tidemill.model.errors import ErrorCode
@@ -62,8 +62,12 @@ class Bench:
     """A group state machine with a clock, a log and waiters."""
 
     def __init__(self, **config: int) -> None:
-        self.config = GroupConfig(
-            **{"initial_rebalance_delay_ms": 3_000, **config}, unpacked_bytes_max=UNPACKED_BYTES_MAX
+        self.config = GroupCoordinatorConfig(
+            **{
+                "initial_rebalance_delay_ms": 3_000,
+                "unpacked_bytes_max": UNPACKED_BYTES_MAX,
+                **config,
+            }
         )
         self.state_machine = GroupMetadataManager(self.config)
         self.steady_ms = 0

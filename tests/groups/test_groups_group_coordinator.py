@@ -522,6 +522,19 @@ async def test_deletes_groups_of_several_partitions() -> None:
         assert left.members[0][1] is ErrorCode.NONE
 
 
+def test_the_reason_of_a_leaving_member_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    @with_coordinator
+    async def leave() -> None:
+        async with CoordinatorFixture() as fixture:
+            member = await fixture.stable("g")
+            leaving = LeavingMember(member_id=member, reason="the consumer is closed")
+            await fixture.service.leave("g", (leaving,))
+
+    with caplog.at_level("INFO", logger="tidemill.groups"):
+        leave()
+    assert "(the consumer is closed) leave" in caplog.text
+
+
 @with_coordinator
 async def test_removes_the_offsets_of_deleted_topics() -> None:
     async with CoordinatorFixture() as fixture:

@@ -77,7 +77,7 @@ def test_topics_ids_and_settings_are_those_of_the_clients(kind: str) -> None:
 
 
 def encoded(topic_id: bytes) -> str:
-    from tidemill.coordination.encoding import encode_id
+    from tidemill.model.ids import encode_id
 
     return encode_id(topic_id)
 

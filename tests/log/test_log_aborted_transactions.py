@@ -149,7 +149,7 @@ def test_a_long_transaction_with_a_distant_marker_is_listed_among_many(log: Log)
 def test_an_offset_index_that_cannot_be_read_is_a_storage_error(log: Log) -> None:
     write(log, *[(number, number, number + 1) for number in range(0, 2 * COUNT, 2)])
     part = read(log, 0)
-    log.segments[0].index.release()
+    log.segments[0].index.close_handlers()
     path = Path(log.segments[0].index.path)
     path.unlink()
     path.mkdir()

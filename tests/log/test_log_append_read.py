@@ -146,9 +146,9 @@ def test_a_lookup_among_large_batches_reads_headers_only(batch: MakeBatch) -> No
         return read_at(position, count)
 
     file.read_at = counted  # type: ignore[method-assign]
-    assert [log.active.position_of(offset) for offset in range(73)] == places
+    assert [log.active.translate_offset(offset) for offset in range(73)] == places
     counts.clear()
-    assert log.active.position_of(72) == places[72]
+    assert log.active.translate_offset(72) == places[72]
     assert sum(counts) <= 3 * WINDOW_BYTES + 73 * RECORDS
 
 
@@ -287,7 +287,7 @@ def test_a_follower_stores_batches_larger_than_a_reduced_segment_size(
         for base, value in ((10, large), (12, b""), (14, large), (16, large), (18, b""))
     )
     assert log.append_as_follower(data, NOW) == 20
-    log.truncate_fully(11, NOW)
+    log.truncate_fully_and_start_at(11, NOW)
     assert log.append_as_follower(data, NOW) == 20, "the log may start within a large one"
     assert [(int(one.base_offset), int(one.size) > 1000) for one in log.segments] == [
         (10, True),
@@ -380,7 +380,7 @@ def test_a_follower_appends_a_first_batch_that_begins_before_its_log_start_offse
     log_of: MakeLog, batch: MakeBatch, start: int, stop: str
 ) -> None:
     log = log_of()
-    log.truncate_fully(start, NOW)
+    log.truncate_fully_and_start_at(start, NOW)
     first = batch(5, base_offset=5, leader_epoch=3, producer_id=8, producer_epoch=0, base_sequence=0)
     second = batch(2, base_offset=10, leader_epoch=4)
     assert log.append_as_follower(first.to_bytes() + second.to_bytes(), NOW) == 12
@@ -402,7 +402,7 @@ def test_only_the_first_batch_of_a_log_may_begin_before_the_log_end_offset(
     log_of: MakeLog, batch: MakeBatch
 ) -> None:
     log = log_of()
-    log.truncate_fully(7, NOW)
+    log.truncate_fully_and_start_at(7, NOW)
     with pytest.raises(CorruptMessage, match="the leader sent offset 2, but the log ends at 7"):
         log.append_as_follower(batch(5, base_offset=2).to_bytes(), NOW)
     assert log.append_as_follower(batch(5, base_offset=5).to_bytes(), NOW) == 10
@@ -415,7 +415,7 @@ def test_a_first_batch_is_appended_on_a_retry_after_the_disk_was_full(batch: Mak
     files = FaultyFiles()
     files.make_directory("/t-0")
     log = open_log(files, "/t-0", TopicPartition("t", 0), LogConfig())
-    log.truncate_fully(7, NOW)
+    log.truncate_fully_and_start_at(7, NOW)
     data = batch(5, base_offset=5).to_bytes()
     for operation, path in (("append", "00005.log"), ("open", "00005.index")):
         files.fail(operation, path, errno.ENOSPC)
@@ -542,7 +542,7 @@ def test_a_start_counts_bytes_of_unknown_state_as_unsynced(
     for _ in range(3):
         log.append(batch(1), 0, NOW)
     size = int(log.active.size) // 3
-    log.release()
+    log.close_handlers()
     again = log_of(recovery_point=recovery_point)
     assert again.unsynced_bytes == unsynced * size
     again.append(batch(1), 0, NOW)

@@ -552,7 +552,7 @@ def test_a_deleted_key_stays_deleted_when_the_cleaned_section_is_truncated(log: 
     if cut:
         log.truncate_to(cut, NOW)
     else:
-        log.truncate_fully(0, NOW)
+        log.truncate_fully_and_start_at(0, NOW)
         put(log, ("a", "1"))
     assert log.clean_end == cut
     put(log, ("a", None))
@@ -570,7 +570,7 @@ def test_deleting_a_log_cancels_a_pending_swap(log: Log) -> None:
     swap = log.begin_swap([0], 10)
     assert swap is not None
     log.closed = True
-    log.release()
+    log.close_handlers()
     assert not swap.run()
 
 

@@ -575,7 +575,7 @@ def test_a_clean_shutdown_syncs_different_records_with_the_same_end_offset(
     manager = started(files)
     log = manager.logs[KEY]
     if fully:
-        log.truncate_fully(18, NOW)
+        log.truncate_fully_and_start_at(18, NOW)
     else:
         log.truncate_to(18, NOW)
     log.flush(NOW)

@@ -221,9 +221,9 @@ def test_a_restored_disk_does_not_take_a_recreated_topic_offline(failed: str, ba
     (kept,) = {"/a", "/b"} - {failed}
     key, other = TopicPartition("t", 0), TopicPartition("other", 0)
     manager.dirs.mark_losses_handled()
-    manager.prefer(key, failed)
+    manager.set_preferred_directory(key, failed)
     manager.create(key, b"f" * 16, LogConfig(), NOW).append(batch(1), 0, NOW)
-    manager.prefer(other, kept)
+    manager.set_preferred_directory(other, kept)
     manager.create(other, b"o" * 16, LogConfig(), NOW)
     directory = manager.dirs.at_path(failed)
     assert directory is not None

@@ -163,7 +163,7 @@ def test_records_truncated_from_a_future_log_at_startup_do_not_reappear_after_a_
 @pytest.mark.parametrize("how", WAYS)
 def test_a_log_that_starts_before_its_future_log_is_copied_from_its_start(how: str) -> None:
     stage = Stage(0)
-    stage.log.truncate_fully(5, NOW)
+    stage.log.truncate_fully_and_start_at(5, NOW)
     stage.receive(5, 9, 1)
     copy(stage.move)
     stage.log.truncate_to(3, NOW)
@@ -259,7 +259,7 @@ def test_a_move_ends_with_the_records_of_the_partition_after_any_history(seed: i
         elif random.random() < 0.2:
             epoch += 1
             recreated = max(0, int(log.end_offset) + random.randrange(-6, 6))
-            log.truncate_fully(recreated, NOW)
+            log.truncate_fully_and_start_at(recreated, NOW)
             stage.receive(recreated, recreated + random.randrange(12), epoch)
         elif random.random() < 0.4:
             log.advance_start(random.randrange(int(log.start_offset), int(log.end_offset) + 1))

@@ -84,7 +84,7 @@ def test_trailing_zeros_are_not_entries(index: MakeIndex) -> None:
     made = index()
     for step in range(1, 11):
         made.append(BASE + step, step * 100)
-    made.release()
+    made.close_handlers()
     again = index(create=False)
     assert again.lookup(BASE + 99) == 1000
     assert again.entries == 10
@@ -96,7 +96,7 @@ def test_trailing_zeros_are_not_entries(index: MakeIndex) -> None:
 def test_appends_continue_after_trimming_to_the_entries(index: MakeIndex, tmp_path: Path) -> None:
     made = index()
     made.append(BASE + 1, 50)
-    made.trim()
+    made.trim_to_valid_size()
     assert (tmp_path / "i.index").stat().st_size == 8
     again = index(create=False)
     again.append(BASE + 2, 90)
@@ -200,7 +200,7 @@ def test_an_index_on_a_full_disk_raises_an_error_and_does_not_kill_the_process()
 def test_an_entry_at_the_end_of_a_page_allocates_no_further_page() -> None:
     files = FaultyFiles(space_bytes=4096)
     made = index_of(files, 511)
-    made.release()
+    made.close_handlers()
     again = OffsetIndex(files, "/i.index", 0, 16384)
     again.append(512, 512)
     assert (again.entries, again.lookup(9999)) == (512, 512)

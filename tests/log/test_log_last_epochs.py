@@ -170,7 +170,7 @@ def test_a_log_that_starts_within_a_batch_keeps_its_last_epoch(
 
 def test_a_log_restarted_at_another_offset_has_no_earlier_epoch(log_of: MakeLog, batch: MakeBatch) -> None:
     log = emptied(log_of, batch)
-    log.truncate_fully(9, NOW)
+    log.truncate_fully_and_start_at(9, NOW)
     assert state(log) == (9, 9, -1)
     log.set_epoch_before_start(5)
     assert state(log) == (9, 9, 5)

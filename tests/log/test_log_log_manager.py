@@ -598,7 +598,7 @@ def test_a_lowered_log_start_offset_limits_the_cleaner_checkpoint_before_any_app
     (directory,) = manager.dirs.all
     assert not directory.overstates(log)
     # The new leader's log is shorter: this log is emptied and restarts at the leader's log start offset.
-    log.truncate_fully(0, NOW)
+    log.truncate_fully_and_start_at(0, NOW)
     assert directory.overstates(log)
     for checkpoint in manager.overstated_checkpoints(directory, [log]):
         checkpoint.write()
@@ -634,7 +634,7 @@ def test_a_log_keeps_its_cleaner_checkpoint_after_a_batch_around_its_start() -> 
     log = manager.create(key, TOPIC_ID, LogConfig(), NOW)
     log.append_as_follower(build_batch([(NOW, b"k", b"v", None)] * 30), NOW)
     log.clean_end = 30
-    log.truncate_fully(23, NOW)
+    log.truncate_fully_and_start_at(23, NOW)
     (directory,) = manager.dirs.all
     assert directory.cleaner_offsets.collect()
     directory.cleaner_offsets.write()

@@ -167,11 +167,11 @@ def test_every_kind_of_log_change_is_in_the_next_checkpoint(append: Append) -> N
     assert offsets() == (12, 9)
     log.truncate_to(10, NOW)
     assert offsets() == (9, 9)
-    log.truncate_fully(20, NOW)
+    log.truncate_fully_and_start_at(20, NOW)
     assert offsets() == (9, 20)
     log.begin_at_batch(18, NOW)
     assert offsets() == (9, 20)
-    log.truncate_fully(4, NOW)
+    log.truncate_fully_and_start_at(4, NOW)
     assert offsets() == (4, 4)
 
 

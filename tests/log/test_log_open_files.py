@@ -95,7 +95,7 @@ def test_a_range_in_transmission_survives_closing_its_segment(log_of: MakeLog, b
     log.append(batch(), 0, NOW)
     piece = log.read(0, 1000, 1, True)
     assert piece is not None
-    log.release()
+    log.close_handlers()
     log.append(batch(), 0, NOW)
     assert piece.read()[:8] == bytes(8)
     assert log.read(1, 1000, 2, True) is not None
@@ -104,7 +104,7 @@ def test_a_range_in_transmission_survives_closing_its_segment(log_of: MakeLog, b
 def test_a_failed_append_is_truncated_after_the_file_was_closed(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
     log.append(batch(), 0, NOW)
-    log.release()
+    log.close_handlers()
     with open(log.active.path, "ab") as file:
         file.write(b"torn off")
     log.append(batch(), 0, NOW)

@@ -10,7 +10,6 @@ from faulty_files import FaultyFiles
 
 from record_builders import build_batch
 from tidemill.log.checkpoint_files import (
-    decode_id,
     read_offsets,
     read_partition_metadata,
     write_offsets,
@@ -22,6 +21,7 @@ from tidemill.log.offset_index import OffsetIndex
 from tidemill.log.producer_state_manager import ProducerStateManager
 from tidemill.log.time_index import TimeIndex
 from tidemill.log.transaction_index import Aborted, decode_aborted
+from tidemill.model.ids import decode_id
 from tidemill.model.types import TopicPartition
 
 PAGES = Path(__file__).parents[2] / "docs/formats"

@@ -91,7 +91,7 @@ class History:
     def kill(self) -> None:
         """Kills the process; its writes remain."""
         recovery_point, start = int(self.log.recovery_point), int(self.log.start_offset)
-        self.log.release()
+        self.log.close_handlers()
         self.log = self.make_log(SETTINGS, clean=False, recovery_point=recovery_point, start_offset=start)
 
     def flush(self) -> None:

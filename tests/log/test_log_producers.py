@@ -105,7 +105,7 @@ def test_the_last_five_batches_survive_a_kill(log_of: MakeLog, batch: MakeBatch)
     log = log_of({"segment_bytes": 400})
     for number in range(20):
         log.append(produced(batch, number), 0, NOW)
-    log.release()
+    log.close_handlers()
     again = log_of({"segment_bytes": 400})
     for number in range(15, 20):
         assert again.append(produced(batch, number), 0, NOW).base_offset == number
@@ -142,7 +142,7 @@ def test_a_batch_accepted_as_new_by_another_leader_is_a_duplicate_afterwards(
     # That leader's log starts here and has no state of the producer.
     log.append_as_follower(produced(batch, sequences[1], base_offset=4).data, NOW)
     if stop == "kill":
-        log.release()
+        log.close_handlers()
     elif stop == "clean":
         log.close(NOW)
     if stop != "none":
@@ -160,8 +160,8 @@ def test_inactive_producers_expire_by_their_last_activity(log_of: MakeLog, batch
     log = log_of()
     log.append(batch(1, timestamp=1000, producer_id=1, producer_epoch=0, base_sequence=0), 0, NOW)
     log.append(produced(batch, 0, producer=2), 0, NOW + 500)
-    assert log.producer_state.expire(NOW + 999, 1000) == 0
-    assert log.producer_state.expire(NOW + 1000, 1000) == 1
+    assert log.producer_state.remove_expired_producers(NOW + 999, 1000) == 0
+    assert log.producer_state.remove_expired_producers(NOW + 1000, 1000) == 1
     assert list(log.producer_state.entries) == [2]
 
 
@@ -172,7 +172,7 @@ def test_a_producer_with_an_open_transaction_never_expires(log_of: MakeLog, batc
         log.append(batch(1, **options), 0, NOW)
     marker = build_end_marker(True, NOW, 2, 0, 0, base_offset=2, leader_epoch=0)
     log.append_as_follower(marker, NOW)
-    assert log.producer_state.expire(NOW + 1_000_000, 1000) == 1
+    assert log.producer_state.remove_expired_producers(NOW + 1_000_000, 1000) == 1
     assert list(log.producer_state.entries) == [1]
     assert log.last_stable_offset(log.end_offset) == 0
 
@@ -183,11 +183,11 @@ def test_a_restart_resets_the_expiration_of_inactive_producers(log_of: MakeLog, 
     log.close(NOW)
     again = log_of(clean=True, now_ms=NOW + 5000)
     assert again.producer_state.snapshot_offset == 1
-    assert again.producer_state.expire(NOW + 5999, 1000) == 0
+    assert again.producer_state.remove_expired_producers(NOW + 5999, 1000) == 0
     assert again.append(
         batch(1, timestamp=1000, producer_id=1, producer_epoch=0, base_sequence=0), 0, NOW
     ).duplicate
-    assert again.producer_state.expire(NOW + 6000, 1000) == 1
+    assert again.producer_state.remove_expired_producers(NOW + 6000, 1000) == 1
 
 
 def test_truncation_restores_the_earlier_producer_state(log_of: MakeLog, batch: MakeBatch) -> None:
@@ -250,7 +250,7 @@ def test_markers_in_the_log_end_transactions(log_of: MakeLog, batch: MakeBatch) 
         ]
     )
     log.append_as_follower(data, NOW)
-    log.release()
+    log.close_handlers()
     again = log_of()
     entry = again.producer_state.entries[7]
     assert (entry.coordinator_epoch, entry.transaction_first_offset) == (33, 3)

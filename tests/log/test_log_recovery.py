@@ -201,8 +201,8 @@ def test_a_damaged_index_is_rebuilt(
     log, warnings = opening(directory, recovery_point=recovery_point)
     assert offsets(log) == list(range(0, 120, 2))
     assert log.offset_for_timestamp(NOW + 3) == (NOW + 3, 6)
-    log.segments[0].index.trim()
-    log.segments[0].time_index.trim()
+    log.segments[0].index.trim_to_valid_size()
+    log.segments[0].time_index.trim_to_valid_size()
     assert path.read_bytes() == good
     if recovery_point:
         assert [
@@ -539,7 +539,7 @@ def test_a_log_truncated_at_any_byte_of_its_last_two_batches_serves_a_valid_pref
     log = log_of(SMALL)
     for _ in range(6):
         log.append(batch(2), 0, NOW)
-    log.release()
+    log.close_handlers()
     path = path_of(log, -1)
     whole = path.read_bytes()
     size = len(whole) // 6
@@ -552,7 +552,7 @@ def test_a_log_truncated_at_any_byte_of_its_last_two_batches_serves_a_valid_pref
             assert offsets(again) == list(range(0, batches * 2, 2))
             assert bool(warnings) == (length % size != 0 and not clean) or clean
             assert again.append(batch(1), 0, NOW).base_offset == batches * 2
-            again.release()
+            again.close_handlers()
             path.write_bytes(whole[:length])
 
 

@@ -80,7 +80,7 @@ def test_a_flush_that_cannot_open_a_segment_is_a_storage_error(batch: MakeBatch)
     files = FaultyFiles()
     log = opened(files)
     log.append(batch(3), 0, NOW)
-    log.release()
+    log.close_handlers()
     files.fail("open", ".log", errno.EMFILE, times=MANY)
     with pytest.raises(StorageError, match="ulimit -n"):
         log.begin_flush()
@@ -182,7 +182,7 @@ def test_a_log_emptied_on_a_full_disk_has_only_the_files_of_its_segments(
     for epoch in range(3):
         log.append(batch(3), epoch, NOW)
     files.fail("append", "leader-epoch-checkpoint", errno.ENOSPC)
-    log.truncate_fully(20, NOW)
+    log.truncate_fully_and_start_at(20, NOW)
     assert (log.start_offset, log.end_offset, log.leader_epochs.latest) == (20, 20, -1)
     assert [name for name in files.list(log.directory) if name.endswith(".log")] == [f"{20:020}.log"]
     files.kill()
@@ -199,7 +199,7 @@ def test_retention_continues_after_a_log_with_unreadable_files(batch: MakeBatch)
     logs = [manager.create(TopicPartition("events", at), b"t" * 16, config, NOW) for at in range(2)]
     for log in logs:
         log.append(batch(3, timestamp=-1), 0, NOW)
-        log.release()
+        log.close_handlers()
     files.fail("modified_ms", "/disk/events-0/", errno.EIO, times=MANY)
     files.fail("open", "/disk/events-0/", errno.EMFILE, times=MANY)
     moved = manager.cleanup_logs(NOW * 2, {TopicPartition("events", at): 3 for at in range(2)})
@@ -290,7 +290,7 @@ def test_a_retried_batch_is_detected_after_a_failed_lookup(
         first.append(produced(sequence), 0, NOW)
     first.close(NOW)
     again = opened(files, clean=True, recovery_point=3)
-    again.active.release()
+    again.active.close_handlers()
     files.fail("open", ".log", errno.EMFILE, times=MANY)
     with pytest.raises(StorageError, match="ulimit -n"):
         again.append(produced(1), 0, NOW)

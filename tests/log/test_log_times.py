@@ -69,7 +69,7 @@ def test_timestamps_are_found_in_all_formats_except_v0(log_of: MakeLog, batch: M
         if stop == "clean":
             log.close(NOW)
         else:
-            log.release()
+            log.close_handlers()
         log = log_of(settings, clean=stop == "clean", start_offset=start)
 
 

@@ -97,7 +97,7 @@ def test_a_lookup_is_repeated_after_a_concurrent_truncation(batch: MakeBatch) ->
 def test_a_disk_failure_is_reported(batch: MakeBatch) -> None:
     files = FaultyFiles()
     log = stored(files, batch)
-    log.release()
+    log.close_handlers()
     files.fail("open", PATH, 5, times=1000)
     lookup = looked_up(log, NOW + 1)
     assert isinstance(lookup.problem, StorageError)

@@ -158,7 +158,7 @@ def set_aside_from(manager: LogManager, batch: MakeBatch) -> Log:
     former.flush(NOW)
     assert write_checkpoints(manager.high_watermark_checkpoints({KEY: 10})) == []
     manager.set_aside(KEY, NOW)
-    manager.prefer(KEY, "/b")
+    manager.set_preferred_directory(KEY, "/b")
     log = filled(manager, NEW, batch, 5)
     assert log.directory == "/b/t-0"
     return log
@@ -198,7 +198,7 @@ def test_a_power_cut_does_not_restore_a_deleted_log_without_checkpoint(batch: Ma
     former.flush(NOW)
     manager.delete(KEY, NOW)
     assert write_checkpoints(manager.log_checkpoints(manager.dirs.all)) == []
-    manager.prefer(KEY, "/b")
+    manager.set_preferred_directory(KEY, "/b")
     log = filled(manager, NEW, batch, 1)
     log.flush(NOW)
     again = power_cut(files)

@@ -129,7 +129,7 @@ def test_recovery_rebuilds_the_transaction_index(
 ) -> None:
     log = log_of(SMALL)
     fill(log, seed)
-    log.release()
+    log.close_handlers()
     wanted = indexes(directory)
     stable = log.last_stable_offset(log.end_offset)
     assert len(log.segments) > 2
@@ -181,7 +181,7 @@ def test_recovery_within_a_segment_keeps_earlier_entries(
     point = int(log.end_offset)
     log.flush(NOW)
     fill(log, 4, 60)
-    log.release()
+    log.close_handlers()
     (name, wanted), *others = indexes(directory).items()
     assert not others
     path = Path(directory, name)
@@ -235,7 +235,7 @@ def test_truncation_truncates_the_transaction_index(log_of: MakeLog, directory: 
     wanted = indexes(directory)
     for name in wanted:
         Path(directory, name).unlink()
-    log.release()
+    log.close_handlers()
     log_of(SMALL)
     assert {name: data for name, data in indexes(directory).items() if data} == wanted
 

@@ -103,11 +103,11 @@ def truncate(log: Log) -> None:
 
 
 def empty(log: Log) -> None:
-    log.truncate_fully(CUT, NOW)
+    log.truncate_fully_and_start_at(CUT, NOW)
 
 
 def empty_behind(log: Log) -> None:
-    log.truncate_fully(100, NOW)
+    log.truncate_fully_and_start_at(100, NOW)
 
 
 def failures(cut: Callable[[Log], None], *, goes_on: bool) -> Iterator[tuple[FailsAt, Log]]:
@@ -263,7 +263,7 @@ def test_a_log_that_could_not_be_emptied_treats_earlier_offsets_and_batches_as_u
     log = filled(files)
     files.fail("open", f"{100:020}.log", errno.ENOSPC)
     with pytest.raises(StorageError):
-        log.truncate_fully(100, NOW)
+        log.truncate_fully_and_start_at(100, NOW)
     with pytest.raises(KafkaError, match="holds offsets 100 to 100"):
         log.read(3, 1000, 100, True)
     result = log.append(produced(3), 4, NOW)

@@ -119,14 +119,14 @@ LOSSES: Final = (
     ),
     Fault(
         "log-of-deleted-topic-not-replaced",
-        "server/lost_replicas.py",
+        "server/lost_replica_detection.py",
         "    logs.dirs.of_deleted_topics = frozenset(key for key in logs.logs if key.topic not in others)\n",
         "",
         "The log of a topic that was deleted before a start does not keep a later topic of the same name"
         " offline.",
         reason="The topic must be recreated between the start of the broker and its registration, while its"
         " former session lasts.",
-        test="server/test_lost_replicas.py::test_finds_the_logs_of_deleted_topics",
+        test="server/test_lost_replica_detection.py::test_finds_the_logs_of_deleted_topics",
     ),
     Fault(
         "truncated-log-not-flushed-at-shutdown",

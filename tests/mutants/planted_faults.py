@@ -616,7 +616,7 @@ LOG: Final = (
     Fault(
         "epochs-survive-truncation",
         "log/log.py",
-        "        self.leader_epochs.truncate_end(int(self.end_offset), save=False)\n",
+        "        self.leader_epochs.truncate_from_end(int(self.end_offset), save=False)\n",
         "",
         "A truncation also truncates the leader epochs.",
     ),
@@ -899,7 +899,7 @@ LOG: Final = (
     Fault(
         "restarted-log-start-not-stored",
         "replication/partition.py",
-        "which then names the file.\n                self.save_start()\n",
+        "which then names the file.\n                self.save_log_start_offset()\n",
         "which then names the file.\n",
         "A follower that restarts its log reports its log start offset after the offset survives a crash.",
     ),
@@ -1007,7 +1007,7 @@ LOG: Final = (
     Fault(
         "start-advanced-during-checkpoint-not-reported",
         "replication/partition.py",
-        "            self.events.start_moved(self)\n        else:\n",
+        "            self.events.log_start_offset_moved(self)\n        else:\n",
         "            pass\n        else:\n",
         "If retention advances the log start offset during a checkpoint write, a follower writes the"
         " checkpoint again and continues.",
@@ -1025,8 +1025,8 @@ LOG: Final = (
     Fault(
         "start-reported-with-full-disk",
         "replication/log_start_checkpoint.py",
-        "                if await self._checkpoints.log_starts_in([directory]):\n",
-        "                if await self._checkpoints.log_starts_in([directory]) and False:\n",
+        "                if await self._checkpoints.write_log_starts_in([directory]):\n",
+        "                if await self._checkpoints.write_log_starts_in([directory]) and False:\n",
         "A follower with a full disk reports a new log start offset after it has space to write the"
         " checkpoint.",
     ),
@@ -1542,13 +1542,13 @@ ELECTIONS: Final = (
     ),
     Fault(
         "missing-log-not-reported",
-        "server/lost_replicas.py",
+        "server/lost_replica_detection.py",
         "    if found is None:\n        return True\n",
         "    if found is None:\n        return False\n",
         "A replica whose log is in no directory is reported as lost.",
         reason="A simulated broker has one data directory, and lacks single logs only before their creation"
         " or after a return to an old copy of the directory.",
-        test="server/test_lost_replicas.py::test_a_replaced_disk_reports_only_its_own_replicas",
+        test="server/test_lost_replica_detection.py::test_a_replaced_disk_reports_only_its_own_replicas",
     ),
     Fault(
         "loss-cleared-before-processed",

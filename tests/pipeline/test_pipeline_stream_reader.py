@@ -550,7 +550,7 @@ def test_an_unavailable_coordinator_delays_a_micro_batch_briefly(
     def away(*_: Any) -> int:
         raise error_for(ErrorCode.COORDINATOR_NOT_AVAILABLE, "find the coordinator of a group")
 
-    monkeypatch.setattr(client_cluster.NetworkClient, "coordinator", away)
+    monkeypatch.setattr(client_cluster.NetworkClient, "find_coordinator", away)
     monkeypatch.setattr(stream, "COMMIT_S", 0.5)
     began = time.monotonic()
     with caplog.at_level(logging.WARNING, "tidemill.pipeline"):

@@ -355,7 +355,7 @@ def cut_before_gap(logs: LogManager) -> int:
 
 
 def cut_all(logs: LogManager) -> int:
-    logs.logs[KEY].truncate_fully(4, 0)
+    logs.logs[KEY].truncate_fully_and_start_at(4, 0)
     return 4
 
 

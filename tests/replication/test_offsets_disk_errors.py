@@ -103,7 +103,7 @@ def test_a_full_disk_is_reported_for_offset_commits_and_accepts_them_later() -> 
         await one.commit()
         one.break_disk("append", errno.ENOSPC)
         await one.fails(one.commit())
-        assert one.replicas.full == ["/d"]
+        assert one.replicas.full_directories == ["/d"]
         files = one.logs.files
         assert isinstance(files, FaultyFiles)
         files.heal()

@@ -242,7 +242,7 @@ def test_records_deleted_before_the_replacement_stay_deleted_after_a_kill(
             if partition.log.start_offset == 0:
                 partition.advance_start(33)
                 directory = replicas.logs.dirs.directory_of(move.current_log)
-                assert await replicas.checkpoints.log_starts_in([directory]) == []
+                assert await replicas.checkpoints.write_log_starts_in([directory]) == []
 
         stage.append(60)
         with monkeypatch.context() as patched:
@@ -265,7 +265,7 @@ def test_deleted_records_stay_deleted_when_a_power_cut_reverts_the_move(
     async def test(stage: Stage) -> None:
         stage.log.flush(0)
         stage.partition.advance_start(33)
-        await stage.replicas.checkpoints.log_starts()
+        await stage.replicas.checkpoints.write_log_starts()
         sync_target = LogDirMove.sync_target
 
         def fail(move: LogDirMove) -> None:
@@ -303,7 +303,7 @@ def test_a_partition_recreated_in_the_source_directory_is_not_removed_by_a_compl
             await sync_target(mover, move)
             list(stage.replicas.deleting("t", ID))
             await stage.replicas.checkpoints.write_removals()
-            stage.logs.prefer(KEY, A)
+            stage.logs.set_preferred_directory(KEY, A)
             stage.logs.create(KEY, new_id, CONFIG, 0)
             states = [PartitionState(0, NODE, 0, (NODE,), (NODE,))]
             stage.replicas.put_topic("t", new_id, False, states, CONFIG)

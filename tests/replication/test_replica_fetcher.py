@@ -464,7 +464,7 @@ def test_a_follower_with_an_epoch_unknown_to_its_leader_waits_before_a_retry() -
     pair.one.write(0, b"a", b"b")
     pair.round()
     (partition,) = pair.two.partitions
-    pair.one.partitions[0].log.leader_epochs.truncate_end(0)
+    pair.one.partitions[0].log.leader_epochs.truncate_from_end(0)
     for _ in range(3):
         pair.refused()
         pair.fetcher.apply_leader_offsets(partition, TOPIC, 0, 2, pair.now_ms)
@@ -509,7 +509,7 @@ def test_no_record_is_fetched_over_truncated_ones_before_the_truncation_is_synce
         pair.fetcher.apply_leader_offsets(partition, TOPIC, 6, 10, 0)
     else:
         partition.append_from_leader(content(pair.one.partitions[0].log), 0, 0, 0)
-        partition.log.leader_epochs.truncate_end(0)
+        partition.log.leader_epochs.truncate_from_end(0)
         pair.start()
     assert partition.flush_under_way
     assert pair.fetcher.build_request(0) is None
@@ -529,15 +529,15 @@ def test_a_changed_log_start_offset_is_not_reported_before_it_is_stored(
     pair.round()
     partition = pair.two.partitions[0]
     moved: list[Partition] = []
-    monkeypatch.setattr(Quiet, "start_moved", lambda _, partition: moved.append(partition))
+    monkeypatch.setattr(Quiet, "log_start_offset_moved", lambda _, partition: moved.append(partition))
     partition.advance_start(1)
-    partition.save_start()
+    partition.save_log_start_offset()
     if is_new_session:
         pair.fetcher.on_disconnect()
     pair.round()
     assert list(pair.leader.requested[-1]) == [1]
     assert moved == [partition]
-    partition.start_saved(1)
+    partition.log_start_offset_saved(1)
     pair.round()
     assert 0 in pair.leader.requested[-1]
 

@@ -259,7 +259,7 @@ def test_a_start_does_not_trust_records_that_replace_truncated_ones(
         for one in parts:
             one.append(made(5), 1, 0)
             one.log.flush(0)
-        await stage.replicas.checkpoints.recovery_points()
+        await stage.replicas.checkpoints.write_recovery_points()
         stage.files.fail("replace", "recovery-point-offset-checkpoint", errno.ENOSPC, times=3)
         stage.files.operations.clear()
         for one in parts:
@@ -281,7 +281,7 @@ def test_a_truncation_that_cannot_be_stored_takes_the_directory_offline() -> Non
         (first,) = stage.topic("t", config=LogConfig())
         first.append(made(5), 1, 0)
         first.log.flush(0)
-        await stage.replicas.checkpoints.recovery_points()
+        await stage.replicas.checkpoints.write_recovery_points()
         stage.files.fail("replace", "recovery-point-offset-checkpoint")
         first.truncate_to(0, 0)
         await stage.flushed()
@@ -518,7 +518,7 @@ def test_checkpoints_of_a_deleted_topic_do_not_apply_to_a_recreated_topic() -> N
         for _ in range(10):
             await stage.append(old)
         old.log.advance_start(9)
-        await stage.replicas.checkpoints.log_starts()
+        await stage.replicas.checkpoints.write_log_starts()
         list(stage.replicas.deleting("first", bytes([1]) * 16))
         await stage.replicas.checkpoints.write_removals()
         (new,) = stage.topic("first", config=LogConfig(), number=2)
@@ -545,9 +545,9 @@ def test_no_checkpoint_contains_a_deleted_topic_after_its_removal_is_stored(
         old.log.advance_start(9)
         old.log.flush(0)
         checkpoints = stage.replicas.checkpoints
-        await checkpoints.high_watermarks()
-        await checkpoints.recovery_points()
-        await checkpoints.log_starts()
+        await checkpoints.write_high_watermarks()
+        await checkpoints.write_recovery_points()
+        await checkpoints.write_log_starts()
         key, names = TopicPartition("first", 0), (RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS)
         files = [f"/disk/a/{name}" for name in names]
         assert [read_offsets(stage.files, one).get(key) for one in files] == [10, 9, 10]
@@ -578,9 +578,9 @@ def test_checkpoints_are_written_sequentially_in_a_thread() -> None:
         stage.topic("first")
         threads.clear()
         await asyncio.gather(
-            *(stage.replicas.checkpoints.log_starts() for _ in range(5)),
-            stage.replicas.checkpoints.recovery_points(),
-            stage.replicas.checkpoints.high_watermarks(),
+            *(stage.replicas.checkpoints.write_log_starts() for _ in range(5)),
+            stage.replicas.checkpoints.write_recovery_points(),
+            stage.replicas.checkpoints.write_high_watermarks(),
         )
         assert threads
         assert threading.get_ident() not in threads
@@ -784,7 +784,7 @@ def test_a_full_disk_is_logged_periodically(caplog: pytest.LogCaptureFixture) ->
                 partition.append(made(), 1, 0)
             stage.replicas.on_storage_error(partition, full.value)
         assert caplog.text.count("produce requests to /disk/a are rejected") == 1
-        assert list(stage.replicas.full) == ["/disk/a"]
+        assert list(stage.replicas.full_directories) == ["/disk/a"]
 
     staged(test)
 
@@ -800,7 +800,7 @@ def test_the_high_watermark_is_not_above_its_former_value_after_a_restart() -> N
         partition.append(made(), 1, 0)
         partition.fetched_by(2, 1, 0, 0)
         assert partition.high_watermark == 1
-        await stage.replicas.checkpoints.high_watermarks()
+        await stage.replicas.checkpoints.write_high_watermarks()
 
     async def after(stage: Stage) -> None:
         stage.put("t", bytes([1]) * 16, *together)

@@ -52,7 +52,7 @@ def test_a_log_open_in_a_power_cut_is_fetched_only_after_its_truncation(
     async def test(stage: Stage) -> None:
         stage.replicas.following = leaders = Leaders()
         first = doubtful(stage)
-        first.log.release()
+        first.log.close_handlers()
         stage.files.fail(operation, part, number, times=1_000_000)
         follow(stage)
         await asyncio.sleep(0.06)
@@ -96,7 +96,7 @@ def test_a_replica_without_leader_epochs_fetches_again_after_a_transient_error()
         data = build_message_set(1, [(1_700_000_000_000, b"k", b"v")])
         for _ in range(3):
             first.log.append_messages(MessageSet(data, 1, 0, 1, 1_700_000_000_000), -1, 0)
-        first.log.leader_epochs.truncate_end(0)
+        first.log.leader_epochs.truncate_from_end(0)
         first.high_watermark = 1
         stage.files.fail("open", ".txnindex", errno.EMFILE)
         follow(stage)

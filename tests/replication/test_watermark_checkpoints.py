@@ -50,7 +50,7 @@ def plain(stage: Stage, *names: str) -> None:
 
 def test_only_directories_with_changed_high_watermarks_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(stage: Stage) -> None:
-        checkpoint = stage.replicas.checkpoints.high_watermarks
+        checkpoint = stage.replicas.checkpoints.write_high_watermarks
         plain(stage, "first", "second")
         await checkpoint()
         found = written(stage, monkeypatch)
@@ -74,13 +74,13 @@ def test_only_changed_high_watermarks_are_collected(monkeypatch: pytest.MonkeyPa
     async def test(stage: Stage) -> None:
         topics = [f"t{number}" for number in range(40)]
         plain(stage, *topics)
-        await stage.replicas.checkpoints.high_watermarks()
+        await stage.replicas.checkpoints.write_high_watermarks()
         looked_at: list[Any] = []
         monkeypatch.setattr(
             stage.logs, "set_high_watermark", lambda key, offset: looked_at.append((str(key), offset))
         )
         append(stage, "t7")
-        await stage.replicas.checkpoints.high_watermarks()
+        await stage.replicas.checkpoints.write_high_watermarks()
         assert looked_at == [("t7-0", 1)]
 
     staged(test)
@@ -93,10 +93,10 @@ def test_many_high_watermarks_are_collected_in_parts(monkeypatch: pytest.MonkeyP
         topics = [f"t{number}" for number in range(40)]
         plain(stage, *topics)
         while stage.replicas.checkpoints.moved:
-            await stage.replicas.checkpoints.high_watermarks()
+            await stage.replicas.checkpoints.write_high_watermarks()
         for topic in topics:
             append(stage, topic)
-        work = asyncio.create_task(stage.replicas.checkpoints.high_watermarks())
+        work = asyncio.create_task(stage.replicas.checkpoints.write_high_watermarks())
         left = [40]
         while not work.done():
             await asyncio.sleep(0)
@@ -109,7 +109,7 @@ def test_many_high_watermarks_are_collected_in_parts(monkeypatch: pytest.MonkeyP
 
 def test_truncated_deleted_and_recreated_partitions_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(stage: Stage) -> None:
-        checkpoint = stage.replicas.checkpoints.high_watermarks
+        checkpoint = stage.replicas.checkpoints.write_high_watermarks
         plain(stage, "cut", "gone", "kept")
         for topic in ("cut", "gone", "kept"):
             append(stage, topic)
@@ -127,7 +127,7 @@ def test_truncated_deleted_and_recreated_partitions_are_written(monkeypatch: pyt
 
 def test_a_failed_checkpoint_is_written_on_the_next_run() -> None:
     async def test(stage: Stage) -> None:
-        checkpoint = stage.replicas.checkpoints.high_watermarks
+        checkpoint = stage.replicas.checkpoints.write_high_watermarks
         plain(stage, "t")
         await checkpoint()
         append(stage, "t")
@@ -146,7 +146,7 @@ def test_an_unassigned_replica_keeps_its_high_watermark() -> None:
         plain(stage, "t")
         append(stage, "t")
         stage.replicas.stop_unassigned(list(stage.replicas.all()), ())
-        await stage.replicas.checkpoints.high_watermarks()
+        await stage.replicas.checkpoints.write_high_watermarks()
         assert stored(stage) == {"t-0": 1}
         stage.put("t", bytes([1]) * 16, ALONE)
         assert stage.partition("t").high_watermark == 1

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_lost_replicas import NODE, NOW, TOPIC_ID, fill, image_of
+from test_lost_replica_detection import NODE, NOW, TOPIC_ID, fill, image_of
 
 from tidemill.coordination.coordination_store import SetData
 from tidemill.coordination.directory_starts_node import DirectoryStartsNode
@@ -17,7 +17,7 @@ from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
 from tidemill.log.system_files import SystemFiles
-from tidemill.server.lost_replicas import report_lost_replicas
+from tidemill.server.lost_replica_detection import detect_lost_replicas
 from tidemill.server.stale_directories import DirectoryStarts
 
 IMAGE = image_of([1, 2], [1, 2], [2, 1], [2, 1])
@@ -33,7 +33,7 @@ async def start(store: EmbeddedStore, *disks: Path, is_processed: bool = True) -
     await starts.load()
     logs.load(NOW, lambda topic: LogConfig())
     await starts.save()
-    lost = report_lost_replicas(IMAGE, NODE, logs)
+    lost = detect_lost_replicas(IMAGE, NODE, logs)
     for key in sorted(logs.dirs.reported_missing):
         logs.create(key, TOPIC_ID, LogConfig(), NOW)
     if is_processed:

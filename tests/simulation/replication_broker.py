@@ -45,7 +45,7 @@ from tidemill.net.peer import Listener
 from tidemill.replication.partition import Partition
 from tidemill.replication.replica_fetcher import FetchLimits
 from tidemill.replication.replica_manager import ReplicaManager, ReplicaManagerListener
-from tidemill.server.lost_replicas import report_lost_replicas
+from tidemill.server.lost_replica_detection import detect_lost_replicas
 from tidemill.server.socket_server import ConnectionLimits, Limits, SocketServer
 from tidemill.transactions.producer_ids import ProducerIds
 
@@ -168,15 +168,15 @@ class ReplicationBroker(ReplicaManagerListener):
         for period_s, do in (
             (lag_s / 2, partitions.maybe_shrink_isr),
             (1.0, partitions.flushing.flush_due),
-            (2.0, partitions.checkpoints.high_watermarks),
-            (3.0, partitions.checkpoints.recovery_points),
+            (2.0, partitions.checkpoints.write_high_watermarks),
+            (3.0, partitions.checkpoints.write_recovery_points),
             (0.5, self._register_again),
         ):
             self._tasks.append(self.loop.create_task(_repeat(period_s, do)))
 
     def _register(self) -> None:
         self.is_registering = True
-        lost = report_lost_replicas(self.controller.image, self.node_id, self.broker.log_manager)
+        lost = detect_lost_replicas(self.controller.image, self.node_id, self.broker.log_manager)
         self.controller.register(self, PORT, lost)
 
     async def _register_again(self) -> None:

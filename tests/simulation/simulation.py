@@ -41,7 +41,7 @@ from simulated_network import WORLD, Network, NetworkDelays
 
 from tidemill import _build_mode
 from tidemill.coordination.cluster_image import ClusterImage
-from tidemill.log import close_logs, log_directory_loader, log_manager
+from tidemill.log import close_logs, log_directories, log_directory_loader, log_manager
 from tidemill.log.file_names import LEADER_EPOCHS, LOG, offset_of
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
@@ -50,6 +50,7 @@ from tidemill.log.log_manager import LogManager
 from tidemill.log.open_files import OPEN_FILES
 from tidemill.log.retention import Policy, expired_segments
 from tidemill.model.errors import TidemillError
+from tidemill.model.ids import encode_id
 from tidemill.model.types import TopicPartition
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.net import link as net_link
@@ -82,7 +83,7 @@ ON_DUTY_S = 0.5
 TRUNCATE_UNSYNCED = ReplicaManager._truncate_unsynced
 OPEN_LOG = LogLoader.open
 TRUNCATE_TO = Log.truncate_to
-TRUNCATE_FULLY = Log.truncate_fully
+TRUNCATE_FULLY = Log.truncate_fully_and_start_at
 LOAD_LOGS = LogManager.load
 EXPIRED_SEGMENTS = expired_segments
 WITH_THREADS = (close_logs, log_directory_loader, log_manager)
@@ -358,6 +359,7 @@ class Simulation:
             for patch in (
                 mock.patch.object(net_link, "_connect", self.network.connect),
                 mock.patch.object(uuid, "uuid4", self._next_uuid),
+                mock.patch.object(log_directories, "new_id", self._next_id),
                 mock.patch.object(secrets, "token_bytes", self.random.randbytes),
                 mock.patch.object(
                     ReplicaManager, "_truncate_unsynced", lambda *of: self._truncate_unsynced(*of)
@@ -365,7 +367,7 @@ class Simulation:
                 mock.patch.object(LogManager, "load", lambda *of: self._load_logs(*of)),
                 mock.patch.object(log_manager, "expired_segments", self._expired_segments),
                 mock.patch.object(Log, "truncate_to", lambda *of: self._truncate_to(*of)),
-                mock.patch.object(Log, "truncate_fully", lambda *of: self._truncate_fully(*of)),
+                mock.patch.object(Log, "truncate_fully_and_start_at", lambda *of: self._truncate_fully(*of)),
                 mock.patch.object(LogLoader, "open", lambda opening: self._open_log(opening)),
                 *(mock.patch.object(one, "ThreadPoolExecutor", JobsInOrder) for one in WITH_THREADS),
                 *self.patches(),
@@ -413,6 +415,13 @@ class Simulation:
 
     def _next_uuid(self) -> uuid.UUID:
         return uuid.UUID(int=self.random.getrandbits(128), version=4)
+
+    def _next_id(self) -> bytes:
+        """Returns the id of a data directory, whose text does not begin with a dash."""
+        while True:
+            identifier = self._next_uuid().bytes
+            if not encode_id(identifier).startswith("-"):
+                return identifier
 
     def process(self, name: str) -> Process:
         """Creates another process."""

@@ -27,8 +27,8 @@ from tidemill.groups.coordinator_effects import (
     Waiter,
 )
 from tidemill.groups.coordinator_interfaces import OFFSETS_TOPIC
-from tidemill.groups.group_config import GroupConfig
 from tidemill.groups.group_coordinator import GroupCoordinator
+from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.group_coordinator_shard import GroupCoordinatorShard
 from tidemill.groups.group_metadata import GroupState
 from tidemill.groups.offset_records import CommittedOffset
@@ -124,7 +124,7 @@ class Coordinated:
         self.service = GroupCoordinator(
             offsets_log=PartitionOffsetsLog(cast(Any, broker)),
             topic=cast(Any, SimpleNamespace(partition_count=lambda: 1)),
-            config=GroupConfig(
+            config=GroupCoordinatorConfig(
                 initial_rebalance_delay_ms=0, min_session_timeout_ms=1, unpacked_bytes_max=UNPACKED_BYTES_MAX
             ),
             clock=clock,

@@ -35,7 +35,7 @@ def without_epochs() -> Any:
 
 def without_loss_report() -> Any:
     """A broker with an empty disk does not report it in its registration."""
-    return mock.patch.object(broker_server, "report_lost_replicas", return_value=NOTHING_LOST)
+    return mock.patch.object(broker_server, "detect_lost_replicas", return_value=NOTHING_LOST)
 
 
 def events_of(on_its_way: str, seed: int, *faults: Callable[[], Any]) -> str:

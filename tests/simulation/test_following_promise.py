@@ -174,8 +174,8 @@ def test_a_fetch_of_a_former_process_after_the_next_registration_was_read_is_fou
 
 
 def test_a_follower_without_records_has_a_position(pair: Pair) -> None:
-    pair.follower.log.truncate_fully(0, NOW)
-    pair.leader.log.truncate_fully(0, NOW)
+    pair.follower.log.truncate_fully_and_start_at(0, NOW)
+    pair.leader.log.truncate_fully_and_start_at(0, NOW)
     pair.fetch(0)
     assert pair.found == ""
 

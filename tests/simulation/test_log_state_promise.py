@@ -277,7 +277,7 @@ def test_a_restarted_log_continues_with_its_first_record() -> None:
     kept.look()
     kept.log.truncate_to(2, NOW)
     kept.look(recovery_points=5)
-    kept.log.truncate_fully(4, NOW)
+    kept.log.truncate_fully_and_start_at(4, NOW)
     kept.look(recovery_points=5)
     assert kept.broken == [], "nothing was appended"
     kept.append(4, 6)
@@ -584,7 +584,7 @@ def test_an_emptied_log_without_the_epoch_of_its_last_record_is_found(is_forgott
     kept.look()
     kept.log.advance_start(5)
     if is_forgotten:
-        kept.log.leader_epochs.truncate_end(-1)
+        kept.log.leader_epochs.truncate_from_end(-1)
     kept.look(log_start_offset=5)
     text = "broker-1 has deleted all of t-0, whose last record was of epoch 5, and knows {}"
     assert kept.broken == ([f"epochs: {text}"] if is_forgotten else [])
@@ -594,6 +594,6 @@ def test_a_restarted_log_has_another_last_record() -> None:
     kept = Kept()
     kept.look()
     kept.promise.forget_last_epoch("broker-1", kept.log.directory)
-    kept.log.truncate_fully(5, NOW)
+    kept.log.truncate_fully_and_start_at(5, NOW)
     kept.look()
     assert kept.broken == []

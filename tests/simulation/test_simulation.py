@@ -381,7 +381,7 @@ def test_an_emptied_log_may_lose_its_last_epoch_only_after_a_disk_loss(is_lost: 
         node.files.drop_syncs(LEADER_EPOCHS, 1)
     with pytest.raises(StorageError) if is_lost else nullcontext():
         log.flush(0)
-    log.leader_epochs.truncate_end(-1)
+    log.leader_epochs.truncate_from_end(-1)
     cluster.promises.log_state.check(node.name, log)
     expected = "epochs: broker-1 has deleted all of t-0, whose last record was of epoch 5, and knows {}"
     assert cluster.events.violation == ("" if is_lost else expected)

@@ -7,7 +7,6 @@ meanwhile.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
@@ -248,7 +247,7 @@ class AlterPartitionManager:
         broker_epoch = self._broker_epoch()
         try:
             results = await self._controller.failover.alter_isr(
-                [dataclasses.replace(one.item, broker_epoch=broker_epoch) for one in changes]
+                [one.item._replace(broker_epoch=broker_epoch) for one in changes]
             )
         except StoreError as problem:
             raise KafkaError(str(problem), ErrorCode.NOT_CONTROLLER) from None

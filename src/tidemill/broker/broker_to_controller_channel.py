@@ -87,7 +87,9 @@ class BrokerToControllerChannel:
             self._on_controller_ended(controller)
 
         while True:
-            link = await connect_with_retries(lambda: self._connect(controller), on_ended)
+            link = await connect_with_retries(
+                lambda: self._connect(controller), on_ended, is_stopping=lambda: False
+            )
             closed = asyncio.Event()
             link.on_close = lambda reason, closed=closed: closed.set()
             if link.is_closed:

@@ -23,7 +23,7 @@ RETRY_S = 0.5
 async def connect_with_retries(
     connect: Callable[[], Awaitable[Link]],
     on_ended: Callable[[], None],
-    is_stopping: Callable[[], bool] = lambda: False,
+    is_stopping: Callable[[], bool],
     refused: int = 0,
 ) -> Link:
     """Connects until it succeeds, and returns the connection.

@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from tidemill.broker.broker import Broker
+from tidemill.broker.apply_leader_and_isr import LeaderAndIsrApplier
 from tidemill.broker.controller_request_handler import ControllerRequests
+from tidemill.broker.metadata_cache import MetadataCache
+from tidemill.controller.controller import KafkaController
 from tidemill.controller.node_change_handlers import NodeChangeHandlers
 from tidemill.coordination.cluster_image_loader import group_names, load_settings
-from tidemill.coordination.coordination_store import Delete, Node, NoNode, Watch
+from tidemill.coordination.coordination_store import Delete, Node, NoNode, Store, Watch
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.nodes import CONFIG_CHANGES, ConfigChangeNode, ConfigNode
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -31,13 +33,23 @@ Entity = tuple[str, str]
 class DynamicBrokerConfig:
     """Processes the notifications of changed settings."""
 
-    def __init__(self, broker: Broker, requests: ControllerRequests) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        node_id: int,
+        store: Store,
+        metadata_cache: MetadataCache,
+        controller: KafkaController,
+        applier: LeaderAndIsrApplier,
+        requests: ControllerRequests,
+    ) -> None:
+        self._node_id = node_id
+        self._store = store
+        self._metadata_cache = metadata_cache
+        self._controller = controller
+        self._applier = applier
         self._requests = requests
         self._last_processed: int | None = None
-        self._change_handlers = NodeChangeHandlers(
-            broker.store, {CONFIG_CHANGES: self._process_notifications}
-        )
+        self._change_handlers = NodeChangeHandlers(store, {CONFIG_CHANGES: self._process_notifications})
         self._unreadable: dict[Entity, Watch | None] = {}
         """The unreadable settings, watched until they are readable; None: not watched yet."""
 
@@ -63,7 +75,7 @@ class DynamicBrokerConfig:
                 watch.cancel()
 
     async def _process_notifications(self) -> None:
-        store = self._broker.store
+        store = self._store
         notifications = {_number(name): name for name in await store.children(CONFIG_CHANGES)}
         last = max(notifications, default=-1)
         if self._last_processed is None or (notifications and min(notifications) > self._last_processed + 1):
@@ -81,14 +93,14 @@ class DynamicBrokerConfig:
         entities |= dict.fromkeys(self._unreadable)
         await self._apply(await self._load([entity for entity in entities if entity[0] in KINDS]))
         self._last_processed = last
-        if self._broker.controller.is_active and len(notifications) > NOTIFICATIONS_KEPT:
+        if self._controller.is_active and len(notifications) > NOTIFICATIONS_KEPT:
             await self._remove_notifications(
                 [notifications[number] for number in sorted(notifications)[:-NOTIFICATIONS_KEPT]]
             )
 
     async def _load(self, entities: list[Entity]) -> dict[Entity, dict[str, str]]:
         """Reads settings. Unreadable settings are logged and left out."""
-        store = self._broker.store
+        store = self._store
         try:
             return await load_settings(store, entities)
         except NodeFormatError:
@@ -106,19 +118,19 @@ class DynamicBrokerConfig:
         for entity, watch in list(self._unreadable.items()):
             if watch is None:
                 path = ConfigNode.path(*entity)
-                self._unreadable[entity] = await self._broker.store.watch(
+                self._unreadable[entity] = await self._store.watch(
                     path, lambda _: self._change_handlers.schedule([CONFIG_CHANGES])
                 )
 
     async def _all_entities(self) -> dict[Entity, None]:
-        image = self._broker.metadata_cache.image
+        image = self._metadata_cache.image
         topics = (*image.topics, *self._requests.topics_without_metadata())
         entities: dict[Entity, None] = {("topics", name): None for name in topics}
         entities |= {("brokers", name): None for name in (*image.broker_configs, "<default>")}
         # Only the store has the names of all groups with settings.
-        groups = (*image.group_configs, *await group_names(self._broker.store))
+        groups = (*image.group_configs, *await group_names(self._store))
         entities |= {("groups", name): None for name in groups}
-        return entities | {("brokers", str(self._broker.node_id)): None}
+        return entities | {("brokers", str(self._node_id)): None}
 
     async def _apply(self, settings: Mapping[Entity, Mapping[str, str]]) -> None:
         readable_again = {
@@ -136,7 +148,7 @@ class DynamicBrokerConfig:
                 watch.cancel()
 
     async def _apply_settings(self, settings: Mapping[Entity, Mapping[str, str]]) -> None:
-        controller = self._broker.controller
+        controller = self._controller
         try:
             await controller.context.apply_stored_settings(settings)
         except KafkaError as problem:
@@ -144,14 +156,14 @@ class DynamicBrokerConfig:
                 raise
             await self._requests.apply_settings(settings)
             return
-        if self._broker.leader_and_isr.controller_epoch > controller.image.controller_epoch:
+        if self._applier.controller_epoch > controller.image.controller_epoch:
             # This broker has applied requests of a later controller, and has ignored the change of this one.
             await self._requests.apply_settings(settings)
 
     async def _remove_notifications(self, names: list[str]) -> None:
         for name in names:
             try:
-                await self._broker.store.transact([Delete(f"{CONFIG_CHANGES}/{name}")])
+                await self._store.transact([Delete(f"{CONFIG_CHANGES}/{name}")])
             except NoNode:
                 continue
 

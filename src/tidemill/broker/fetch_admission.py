@@ -133,18 +133,3 @@ To add a refusal (by access rules or a quota), write a subclass of :class:`Admis
 before the checks that it precedes. A check of access belongs between those for existence and for leadership,
 so that a client without access gets no information about the partition.
 """
-
-
-def refusal_of_partition(
-    request: FetchRequest,
-    requested: RequestedPartition,
-    is_topic_known: bool,
-    partition: Partition | None,
-    has_room: bool,
-) -> KafkaError | None:
-    """Returns the first error of the table for a partition."""
-    for check in CHECKS:
-        error = check.refuse(request, requested, is_topic_known, partition, has_room)
-        if error is not None:
-            return error
-    return None

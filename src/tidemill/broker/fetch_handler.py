@@ -24,7 +24,7 @@ from tidemill.broker.delayed_fetch import (
     BEGIN_WAITING,
     COMPLETE,
     COMPLETED,
-    LOOK_UP_AGAIN,
+    WAITING,
     DelayedFetch,
     FetchCompletion,
 )
@@ -109,10 +109,13 @@ class FetchHandler(FetchCompletion):
         self.large_partitions: i64 = LARGE_PARTITIONS
         self.delayed: dict[Connection, DelayedFetch] = {}
         """The fetches that wait, or are looked up in slices: one for each connection."""
-        self.waiting: i64 = 0
-        """The number of fetches in the state WAITING."""
         self.errors: dict[int, int] = {}
         self._scheduled: list[DelayedFetch] = []
+
+    @property
+    def waiting(self) -> int:
+        """The number of fetches in the state WAITING."""
+        return sum([fetch.state == WAITING for fetch in self.delayed.values()])
 
     def set_bytes_max(self, bytes_max: i64) -> None:
         """Sets ``fetch.max.bytes``."""
@@ -192,13 +195,8 @@ class FetchHandler(FetchCompletion):
         fetch.reply = fetch.connection.respond_later()
         self.delayed[fetch.connection] = fetch
         fetch.register()
-        self.begin_waiting(fetch)
-        self.add_deadline(fetch)
-
-    def begin_waiting(self, fetch: DelayedFetch) -> None:
-        """Changes the state to WAITING."""
         fetch.apply(BEGIN_WAITING)
-        self.waiting += 1
+        self.add_deadline(fetch)
 
     def add_deadline(self, fetch: DelayedFetch) -> None:
         """Sets the deadline: ``fetch.max.wait.ms``, or the end of the throttling."""
@@ -208,11 +206,6 @@ class FetchHandler(FetchCompletion):
             # Throttled partitions stay marked as changed, and no event reports that the rate has dropped.
             wait_ms = min(wait_ms, 1 + i64(quota.limit.wait_s(self._loop.time()) * 1000))
         self._deadlines.add(wait_ms, fetch)
-
-    def resume(self, fetch: DelayedFetch) -> None:
-        """Changes the state to LOOKING_UP. The fetch stays registered with its partitions."""
-        fetch.apply(LOOK_UP_AGAIN)
-        self.waiting -= 1
 
     def complete_waiting(self, connection: Connection) -> None:
         """Completes the delayed fetch of a connection, if it has one."""
@@ -241,7 +234,6 @@ class FetchHandler(FetchCompletion):
         fetch.apply(COMPLETE)
         self.delayed.pop(fetch.connection, None)
         fetch.unregister()
-        self.waiting -= 1
 
     # -- FetchCompletion
 

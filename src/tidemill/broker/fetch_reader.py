@@ -15,7 +15,7 @@ from typing import Final
 from mypy_extensions import i16, i64, mypyc_attr
 
 from tidemill.broker.delayed_fetch import DelayedFetch
-from tidemill.broker.fetch_admission import ANY_REPLICA_FROM, refusal_of_partition
+from tidemill.broker.fetch_admission import ANY_REPLICA_FROM, CHECKS
 from tidemill.broker.fetch_partition_data import FetchPartitionData, LogReadResults
 from tidemill.broker.fetch_session import SessionPartition
 from tidemill.log.log import Log
@@ -24,7 +24,7 @@ from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.system_interfaces import Clock, EventLoop
 from tidemill.net.connection import Connection
 from tidemill.replication.delayed_operations import CONSUMER, WatchedPartition
-from tidemill.replication.hosted_topics import TopicEntry, TopicTable
+from tidemill.replication.hosted_topics import TopicTable
 from tidemill.replication.partition import Partition
 from tidemill.replication.read_limits import READ_COMMITTED
 from tidemill.replication.replication_quota import ReplicationQuota
@@ -153,11 +153,12 @@ class FetchReader:
                     results.bytes_left = 0
 
     def _find(self, request: FetchRequest, requested: RequestedPartition) -> Partition | None:
-        entry = self._find_topic(request, requested)
+        topics = self.topics.by_id if request.by_id else self.topics.by_name
+        entry = topics.get(requested.key)
         return None if entry is None else entry.partition(requested.index)
 
-    def _find_topic(self, request: FetchRequest, requested: RequestedPartition) -> TopicEntry | None:
-        return (self.topics.by_id if request.by_id else self.topics.by_name).get(requested.key)
+    def _knows_topic(self, request: FetchRequest, requested: RequestedPartition) -> bool:
+        return requested.key in (self.topics.by_id if request.by_id else self.topics.by_name)
 
     def read_partition(
         self, fetch: DelayedFetch, data: FetchPartitionData, state: SessionPartition | None
@@ -170,10 +171,11 @@ class FetchReader:
         has_room = results.bytes_left > 0 or is_first
         partition = data.partition
         try:
-            is_topic_known = partition is not None or self._find_topic(request, requested) is not None
-            error = refusal_of_partition(request, requested, is_topic_known, partition, has_room)
-            if error is not None:
-                raise error
+            is_topic_known = partition is not None or self._knows_topic(request, requested)
+            for check in CHECKS:
+                error = check.refuse(request, requested, is_topic_known, partition, has_room)
+                if error is not None:
+                    raise error
             if partition is None:
                 raise RuntimeError(f"a partition without a replica here was admitted: {requested.index}")
             is_consumer = request.replica_id == CONSUMER

@@ -49,7 +49,6 @@ UNSLICED_BYTES_MAX = 4 * 1024
 """Larger requests are decoded in slices. Decoding this size takes half a millisecond."""
 PIECES_PER_PART = 2000
 """Encoded pieces of a response that are joined at a time."""
-ENDED = object()
 STOP_S_MAX = 5.0
 """How long a stop waits for running handlers, for instance for a change of the cluster."""
 
@@ -206,15 +205,12 @@ class HandlerDispatch(ApiRequestHandler):
         await slices.run(bound_texts_in_slices(response))
         parts: list[bytes] = []
         pieces: list[bytes] = []
-        work = encode_in_slices(response, context.api_version, pieces)
-        while True:
-            ended = next(work, ENDED) is ENDED
-            if ended or len(pieces) > PIECES_PER_PART:
+        for _ in encode_in_slices(response, context.api_version, pieces):
+            if len(pieces) > PIECES_PER_PART:
                 parts.append(b"".join(pieces))
                 pieces.clear()
-            if ended:
-                break
             await slices.step()
+        parts.append(b"".join(pieces))
         await slices.run(release_in_slices(response))
         key = ApiKey(context.api_key)
         return [response_head(key, context.api_version, context.correlation_id, parts), *parts]

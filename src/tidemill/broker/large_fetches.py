@@ -11,8 +11,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 from tidemill.broker.delayed_fetch import (
+    BEGIN_WAITING,
     COMPLETE,
     COMPLETED,
+    LOOK_UP_AGAIN,
     LOOKING_UP,
     WAITING,
     DelayedFetch,
@@ -162,7 +164,7 @@ class LargeFetch(SlicedFetch):
         self._fetch.apply(COMPLETE)
 
     def _resume(self, work: Work) -> None:
-        self._handler.resume(self._fetch)
+        self._fetch.apply(LOOK_UP_AGAIN)
         self.begin(work)
 
     # -- processing
@@ -281,7 +283,7 @@ class LargeFetch(SlicedFetch):
         elif self._must_complete:
             await self.look_up_and_send(slices)
         else:
-            handler.begin_waiting(fetch)
+            fetch.apply(BEGIN_WAITING)
             if not self._has_deadline:
                 self._has_deadline = True
                 handler.add_deadline(fetch)

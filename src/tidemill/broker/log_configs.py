@@ -90,13 +90,11 @@ def _read(config: BrokerConfig, name: str, overrides: Mapping[str, str]) -> LogC
         min_cleanable_dirty_ratio=topic.float("min.cleanable.dirty.ratio"),
         min_compaction_lag_ms=topic.int("min.compaction.lag.ms"),
         min_insync_replicas=topic.int("min.insync.replicas"),
-        preallocate=topic.bool("preallocate"),
         retention_bytes=topic.int("retention.bytes"),
         retention_ms=topic.int("retention.ms"),
         segment_bytes=topic.int("segment.bytes"),
         segment_index_bytes=topic.int("segment.index.bytes"),
         segment_jitter_ms=topic.int("segment.jitter.ms"),
         segment_ms=topic.int("segment.ms"),
-        unclean_leader_election_enable=topic.bool("unclean.leader.election.enable"),
         unpacked_bytes_max=config.int(UNPACKED_KEY),
     )

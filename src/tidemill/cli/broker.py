@@ -61,9 +61,7 @@ def display_name(which: str) -> str:
 @target_options
 def list_(as_json: bool, target: Target) -> None:
     """List the live brokers, and show which of them is the controller."""
-    from tidemill.client import Admin
-
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         cluster = admin.describe_cluster()
     rows = [
         {
@@ -116,11 +114,11 @@ def describe(brokers: tuple[str, ...], all_configs: bool, as_json: bool, target:
 
     Exit code 1 when the settings of a broker could not be read.
     """
-    from tidemill.client import Admin, ClientError
+    from tidemill.client import ClientError
 
     found: dict[str, dict[str, ConfigEntry]] = {}
     missing: list[ClientError] = []
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         for which in brokers:
             try:
                 found[which] = _described(admin, which, all_configs)
@@ -216,14 +214,13 @@ def alter(
     target: Target,
 ) -> None:
     """Change settings while brokers run. BROKER is an id, or 'default' for all brokers."""
-    from tidemill.client import Admin
     from tidemill.model.similar_names import did_you_mean
 
     changes = changes_of(settings, removed)
     if not any(changes):
         raise click.UsageError("nothing to change: give --set or --unset")
     resource = resource_of(broker)
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         if removed:
             own = "all brokers" if broker == DEFAULT else "broker"
             entries = admin.describe_configs(resource)
@@ -263,8 +260,6 @@ def unregister(broker: int, target: Target) -> None:
     Topic deletions no longer wait for it. The broker must be stopped. 'tidemill cluster remove' does the same
     for brokers of 'tidemill cluster up'.
     """
-    from tidemill.client import Admin
-
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         admin.unregister_broker(broker)
     done(f"unregistered broker {broker}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -87,8 +86,8 @@ def up(
 ) -> None:
     """Start ZooKeeper and brokers on this machine.
 
-    They run in the background. Run again, it starts what is down, shows what runs, and adds brokers when
-    --brokers asks for more.
+    They run in the background. Run again, the command starts stopped processes, shows running ones, and
+    adds brokers up to the number of --brokers.
     """
     settings = _settings(sets)
     local = LocalCluster.load(directory)
@@ -299,7 +298,6 @@ def remove(number: int, directory: str) -> None:
     It must hold no replicas. The broker is stopped, and its directory deleted. 'tidemill cluster
     decommission' moves all replicas off it first. Deletions of topics no longer wait for it.
     """
-    from tidemill.client import Admin
 
     local = _existing(directory, [str(number)])
     others = [f"{HOST}:{port}" for broker, port in local.ports.items() if broker != number]
@@ -321,7 +319,7 @@ def remove(number: int, directory: str) -> None:
     with local.locked():
         if str(number) in local.running():
             _stop(local, [str(number)])
-        with Admin(",".join(others), Target(",".join(others), {}).config()) as admin:
+        with Target(",".join(others), {}).admin() as admin:
             _unregister(admin, number)
         local.remove(number)
     done(f"removed broker {number}")
@@ -345,9 +343,7 @@ def _unregister(admin: Admin, number: int) -> None:
 
 def _replica_count(bootstrap: str, number: int) -> int:
     """Returns the number of partitions that have a replica on a broker, or are about to get one."""
-    from tidemill.client import Admin
-
-    with Admin(bootstrap, Target(bootstrap, {}).config()) as admin:
+    with Target(bootstrap, {}).admin() as admin:
         topics = admin.describe_topics([topic.name for topic in admin.list_topics(include_internal=True)])
     return sum(number in partition.replicas for topic in topics.values() for partition in topic.partitions)
 
@@ -375,8 +371,8 @@ def down(delete: bool, yes: bool, directory: str) -> None:
     the data again, unless --delete is given.
     """
     local = LocalCluster.existing(directory)
-    if delete and not yes and sys.stdin.isatty() and sys.stdout.isatty():
-        require_yes(f"Delete {directory} and all messages in it?")
+    if delete:
+        require_yes(f"Delete {directory} and all messages in it?", yes)
     with local.locked():
         running = local.running()
         brokers = [name for name in running if name != ZOOKEEPER]

@@ -62,13 +62,12 @@ def decommission(
     Shows the plan, and executes it after confirmation. With --json only the plan is printed, for 'tidemill
     reassign execute'.
     """
-    from tidemill.client import Admin
     from tidemill.controller import reassignment_planner
 
     def planned(current: Plan) -> Plan:
         return reassignment_planner.decommission(current, racks, {broker}, random.Random())
 
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         racks = racks_of(admin)
         current = assignment(admin)
         holders = {holder for replicas in current.values() for holder in replicas}
@@ -156,10 +155,9 @@ def rebalance(yes: bool, move_options: ReassignmentOptions, as_json: bool, targe
     Run it after a broker was added. Shows the plan, and executes it after confirmation. With --json only the
     plan is printed, for 'tidemill reassign execute'.
     """
-    from tidemill.client import Admin
     from tidemill.controller import reassignment_planner
 
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         current = assignment(admin)
         plan = reassignment_planner.spread(current, racks_of(admin), random.Random())
         if as_json:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from tidemill.cli import name_completion
 from tidemill.cli.local_cluster import DIRECTORY, DIRECTORY_VARIABLE, LocalCluster
-from tidemill.cli.options import brokers_of, client_settings, target_options
-
-F = TypeVar("F", bound=Callable[..., Any])
+from tidemill.cli.options import F, brokers_of, client_settings, target_options, with_options
 
 directory_option = click.option(
     "-d",
@@ -66,10 +64,7 @@ def _with_directory(function: F, more: Callable[[LocalCluster | None], dict[str,
                 )
         return targeted(*arguments, bootstrap=bootstrap, **more(local), **rest)
 
-    wrapped.__name__ = function.__name__
-    wrapped.__doc__ = function.__doc__
-    wrapped.__click_params__ = getattr(targeted, "__click_params__", [])  # type: ignore[attr-defined]
-    return directory_option(wrapped)  # type: ignore[return-value]
+    return with_options(targeted, wrapped, directory_option)
 
 
 def broker_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -54,9 +54,7 @@ def status(check: bool, as_json: bool, target: Target, local: LocalCluster | Non
     "preferred" counts the partitions whose preferred leader is the broker; 'tidemill cluster elect' elects
     it.
     """
-    from tidemill.client import Admin
-
-    with Admin(target.bootstrap, target.config(request_timeout_ms=REQUEST_TIMEOUT_MS)) as admin:
+    with target.admin(request_timeout_ms=REQUEST_TIMEOUT_MS) as admin:
         found = _cluster_state(admin, local)
     if as_json:
         print_json(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -53,9 +52,7 @@ def command() -> None:
 @target_options
 def list_(states: tuple[str, ...], as_json: bool, target: Target) -> None:
     """List consumer groups."""
-    from tidemill.client import Admin
-
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         groups = admin.list_groups(states=states)
     if as_json:
         print_json([group._asdict() for group in groups])
@@ -82,11 +79,11 @@ Examples:
 @target_options
 def describe(names: tuple[str, ...], by_member: bool, as_json: bool, target: Target) -> int:
     """Show state, members and lag of groups. Exit code 1 when a group could not be described."""
-    from tidemill.client import Admin, ClientError
+    from tidemill.client import ClientError
 
     found = []
     missing: list[ClientError] = []
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         for name in names:
             try:
                 found.append((admin.describe_group(name), admin.group_lag(name)))
@@ -228,11 +225,10 @@ def reset(
     given = [way for way in (to, to_offset, to_time, shift_by) if way is not None]
     if len(given) != 1:
         raise click.UsageError("give exactly one of --to, --to-offset, --to-time and --shift-by")
-    from tidemill.client import Admin
 
     whole, single = _parse_partitions(topics)
     where: str | int = to if to is not None else to_offset if to_offset is not None else "earliest"
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         plan = admin.reset_group_offsets(
             name,
             whole or None,
@@ -285,12 +281,11 @@ def _parse_partitions(texts: tuple[str, ...]) -> tuple[list[str], list[TopicPart
 @target_options
 def delete(names: tuple[str, ...], yes: bool, target: Target) -> int:
     """Delete groups without members, and their offsets. Asks for confirmation on a terminal."""
-    from tidemill.client import Admin, ClientError
+    from tidemill.client import ClientError
 
-    if not yes and sys.stdin.isatty() and sys.stdout.isatty():
-        require_yes(f"Delete {', '.join(names)} and the committed offsets?")
+    require_yes(f"Delete {', '.join(names)} and the committed offsets?", yes)
     failures = 0
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         for name in names:
             try:
                 admin.delete_group(name)

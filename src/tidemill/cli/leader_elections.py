@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import click
 
-from tidemill.cli.options import INT_MAX, Target, WholeNumber
+from tidemill.cli.options import INT_MAX, F, Target, WholeNumber
 from tidemill.cli.output import FAILED, counted, done, json_option, print_json
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
@@ -15,7 +15,6 @@ from tidemill.model.types import TopicPartition
 if TYPE_CHECKING:
     from tidemill.client import Admin
 
-F = TypeVar("F", bound=Callable[..., Any])
 
 _unclean = click.option(
     "--unclean",
@@ -51,13 +50,12 @@ def elect(
     """Elects leaders of topics, of partitions of one topic, of those listed, or of all; the exit code."""
     from tidemill.cli.reassignment_plans import is_confirmed
     from tidemill.cli.reassignment_progress import report_problems
-    from tidemill.client import Admin
 
     if numbers and len(names) != 1:
         raise click.UsageError("--partition needs exactly one TOPIC")
     if unclean and not is_confirmed("Acknowledged messages may be lost. Elect?", yes):
         return FAILED
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         if names:
             listed = _partitions(admin, names, numbers)
         outcomes = admin.elect_leaders(listed, unclean=unclean)

@@ -159,8 +159,8 @@ class LocalCluster:
         if running:
             verb = "runs" if len(running) == 1 else "run"
             click.echo(
-                f"\ntidemill: {', '.join(running)} {verb}: 'tidemill cluster up{self.option}' starts what is "
-                f"down, 'tidemill cluster down{self.option}' stops the cluster",
+                f"\ntidemill: {', '.join(running)} {verb}: 'tidemill cluster up{self.option}' starts the "
+                f"others, 'tidemill cluster down{self.option}' stops the cluster",
                 err=True,
             )
 
@@ -461,7 +461,7 @@ def _port_user_hint(port: int) -> str:
     from tidemill.cli.port_users import port_user
 
     user = port_user(port)
-    return f" by {user}: end that" if user is not None else ": end what uses it"
+    return f" by {user}: end that" if user is not None else ": end the program that uses it"
 
 
 def _is_ready(process: Background) -> bool:

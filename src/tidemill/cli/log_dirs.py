@@ -72,9 +72,7 @@ Exit code 1 when a directory is offline.""",
 @target_options
 def dirs(brokers: tuple[int, ...], as_json: bool, target: Target) -> int:
     """List data directories: partitions, sizes, space, failures."""
-    from tidemill.client import Admin
-
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         found = admin.describe_log_dirs(_known(admin, brokers) if brokers else None)
     rows = [_document(broker, directory) for broker, listed in found.items() for directory in listed]
     code = FAILED if any(row["error"] for row in rows) else 0
@@ -156,9 +154,7 @@ def move(
 
     Exit code 1 when a replica could not be moved, or did not arrive before --timeout.
     """
-    from tidemill.client import Admin
-
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         found = admin.describe_log_dirs(_known(admin, (broker,)) if broker is not None else None)
         number, path = _target(found, path)
         locations = _locations(found[number])

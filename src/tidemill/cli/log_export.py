@@ -1,4 +1,4 @@
-"""``tidemill log export``: hands the data of a broker over to Apache Kafka."""
+"""``tidemill log export``: exports the data of a broker to Apache Kafka."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _document(
     planned: Export, found: BrokerDirectories, target: str | None, zookeeper: str | None, dry_run: bool
 ) -> dict[str, Any]:
     from tidemill.interchange.kafka_export import EXPORTED, server_properties
-    from tidemill.log.checkpoint_files import encode_id
+    from tidemill.model.ids import encode_id
 
     directories = found.paths if target is None else [target]
     return {

@@ -184,7 +184,7 @@ def _metadata(
 
 
 def _document(planned: Import, found: BrokerDirectories, dry_run: bool) -> dict[str, Any]:
-    from tidemill.log.checkpoint_files import encode_id
+    from tidemill.model.ids import encode_id
 
     metadata = planned.metadata
     return {

@@ -64,7 +64,7 @@ Examples:
   tidemill log verify tidemill-data --json | jq '.partitions[] | select(.damage > 0)'
 
 Nothing is written, and a broker may be running. Exit code 0 when all files are sound, 1 when one is damaged.
-tidemill log recover --dry-run shows what a start would repair. Of the broker's configuration one key counts:
+tidemill log recover --dry-run shows what a start would repair. One key of the broker's configuration counts:
 tidemill.unpacked.batch.bytes.max; records in batches that unpack to more are not checked.""",
 )
 @click.argument("path", metavar="DIR", type=DIRECTORY)

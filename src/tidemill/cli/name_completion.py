@@ -84,8 +84,6 @@ def _from_cluster(ctx: click.Context, incomplete: str, ask: Callable[[Admin], It
     """Returns matching names from the cluster of the command line so far; none after any error."""
     # A shell would print an error in the middle of the line that is being typed.
     with contextlib.suppress(Exception):
-        from tidemill.client import Admin
-
         given = client_settings(ctx.params.get("client_file"), ctx.params.get("client_sets") or ())
         bootstrap = brokers_of(ctx, ctx.params.get("bootstrap") or "localhost:9092", given)
         limits = {
@@ -93,6 +91,6 @@ def _from_cluster(ctx: click.Context, incomplete: str, ask: Callable[[Admin], It
             "request_timeout_ms": TIMEOUT_MS,
             "socket_connection_setup_timeout_ms": TIMEOUT_MS // 2,
         }
-        with Admin(bootstrap, Target(bootstrap, given).config(**limits)) as admin:
+        with Target(bootstrap, given).admin(**limits) as admin:
             return matching(ask(admin), incomplete)
     return []

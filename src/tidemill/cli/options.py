@@ -7,7 +7,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -16,6 +16,8 @@ from tidemill.model.errors import ConfigError
 from tidemill.model.secrets import HIDDEN, is_secret
 
 if TYPE_CHECKING:
+    from tidemill.client import Admin
+
     # Only newer versions of click have a type parameter for the result of a parameter type.
     FloatType = click.ParamType[float]
     WholeType = click.ParamType[int]
@@ -93,8 +95,14 @@ class Target:
         merged.update(self._config)
         return merged
 
+    def admin(self, **defaults: Any) -> Admin:
+        """Returns an admin client with :meth:`config`, to be used in a ``with`` statement."""
+        from tidemill.client import Admin
+
+        return Admin(self.bootstrap, self.config(**defaults))
+
     def check_reachable(self) -> None:
-        """Raises ClickException at once when no broker accepts connections; a client would go on trying."""
+        """Raises ClickException at once when no broker accepts connections; a client would keep trying."""
         from tidemill.client import wait_reasons
         from tidemill.client.config_keys import parse_address
         from tidemill.client.wait_reasons import Kind
@@ -177,23 +185,26 @@ def target_options(function: F) -> F:
             # Keys that contradict one another, which only the client itself checks.
             raise click.UsageError(str(problem)) from None
 
+    more_sets = click.option(
+        "-X",
+        "client_sets",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Set a client key; can be repeated.",
+    )
+    return with_options(function, wrapped, more_sets, client_file_option, bootstrap_option)
+
+
+def with_options(function: F, wrapped: Callable[..., Any], *options: Callable[[F], F]) -> F:
+    """Gives ``wrapped`` the name, help and options of the command ``function``, and ``options``."""
     wrapped.__name__ = function.__name__
     wrapped.__doc__ = function.__doc__
     # The options that decorators below this one have added so far.
     wrapped.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
-    for option in (
-        click.option(
-            "-X",
-            "client_sets",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Set a client key; can be repeated.",
-        ),
-        client_file_option,
-        bootstrap_option,
-    ):
-        wrapped = option(wrapped)
-    return wrapped  # type: ignore[return-value]
+    command = cast(F, wrapped)
+    for option in options:
+        command = option(command)
+    return command
 
 
 def client_settings(config_file: str | None, settings: tuple[str, ...]) -> dict[str, Any]:

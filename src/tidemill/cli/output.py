@@ -154,9 +154,17 @@ def done(text: str) -> None:
     click.secho(text, fg="green" if on_terminal() else None)
 
 
-def require_yes(question: str) -> None:
-    """Asks for confirmation on the terminal. Raises ClickException after no; ctrl-C and ctrl-D abort."""
-    if not click.confirm(question):
+def is_interactive() -> bool:
+    """Whether standard input and standard output are terminals."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def require_yes(question: str, yes: bool) -> None:
+    """Asks for confirmation on a terminal, unless ``--yes`` was given.
+
+    Raises ClickException after no; ctrl-C and ctrl-D abort.
+    """
+    if not yes and is_interactive() and not click.confirm(question):
         raise click.ClickException("nothing was done: not confirmed")
 
 

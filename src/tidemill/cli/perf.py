@@ -208,9 +208,9 @@ def produce(
     target: Target,
 ) -> None:
     """Send messages as fast as possible, or at a rate. Latency is from send() to the acknowledgement."""
-    from tidemill.client import Admin, Producer
+    from tidemill.client import Producer
 
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         _ensure_topic(admin, topic, partitions)
     values = make_values(size)
     latencies: list[float] = []
@@ -375,9 +375,9 @@ def latency(topic: str, count: int, size: int, acks: str, as_json: bool, target:
 
     "latency" is from send() to the acknowledgement, "end to end" from send() to the consumer.
     """
-    from tidemill.client import Admin, Consumer, Producer, TopicPartition
+    from tidemill.client import Consumer, Producer, TopicPartition
 
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         _ensure_topic(admin, topic, 1)
     values = make_values(size)
     produced: list[float] = []

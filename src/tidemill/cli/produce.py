@@ -198,11 +198,11 @@ def _delivery_summary(producer: Producer) -> str:
 
 def _find_topic(target: Target, topic: str, create: bool) -> None:
     """Ensures that the topic exists. A missing one is created with --create, or after confirmation."""
-    from tidemill.client import Admin, ClientError
+    from tidemill.client import ClientError
     from tidemill.client.errors import BrokerUnreachable, RequestTimeout, is_there
     from tidemill.model.errors import ErrorCode
 
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         try:
             admin.describe_topics([topic])
             return

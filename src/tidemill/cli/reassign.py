@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -53,6 +52,12 @@ DONE, MOVING, ELSEWHERE, OTHERWISE, MISSING = (
 """States of a partition of a plan."""
 
 
+current_option = click.option(
+    "--current",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Write the current assignment, to roll back.",
+)
 plan_argument = click.argument("plan", metavar="FILE", type=JsonFile("a plan"))
 
 
@@ -104,12 +109,7 @@ places partitions as if their topics were new; 'tidemill cluster rebalance --jso
     "--brokers", type=BrokerIds(), metavar="ID,ID", help="Brokers to place them on.  [all live brokers]"
 )
 @click.option("--no-racks", is_flag=True, help="Ignore racks.")
-@click.option(
-    "--current",
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
-    help="Write the current assignment, to roll back.",
-)
+@current_option
 @cluster_options
 def generate(
     topics_file: str | None,
@@ -119,14 +119,13 @@ def generate(
     current: str | None,
     target: Target,
 ) -> None:
-    """Print a plan that places topics anew, as JSON."""
-    from tidemill.client import Admin
+    """Print a plan with a new placement of topics, as JSON."""
     from tidemill.controller import reassignment_planner
 
     names = [*topics, *(read_topics(topics_file) if topics_file is not None else ())]
     if not names:
         raise click.UsageError("no topic given: give --topic, or a FILE of topics")
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         racks = racks_of(admin)
         if brokers is not None:
             wanted = {int(text) for text in brokers.split(",")}
@@ -170,12 +169,7 @@ Examples:
 )
 @plan_argument
 @click.option("--additional", is_flag=True, help="Add these moves to others in progress.")
-@click.option(
-    "--current",
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
-    help="Write the current assignment, to roll back.",
-)
+@current_option
 @add_move_options(wait=False)
 @cluster_options
 def execute(
@@ -190,10 +184,9 @@ def execute(
     With --wait, waits until they are complete. Without it, 'tidemill reassign verify' shows the progress, and
     removes throttles at the end.
     """
-    from tidemill.client import Admin
 
     wanted, directories = read_plan_with_directories(plan)
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         moving = admin.list_reassignments()
         if moving and not additional:
             raise click.ClickException(
@@ -263,10 +256,9 @@ def verify(
 
     Once none of its moves is in progress, throttles that no other move needs are removed.
     """
-    from tidemill.client import Admin
 
     wanted, directories = read_plan_with_directories(plan)
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         if wait:
             await_moves(admin, wanted, assignment(admin, _existing_topics(admin, wanted)), timeout_s)
             elect_preferred(
@@ -327,9 +319,7 @@ def _states(admin: Admin, plan: Plan) -> dict[TopicPartition, str]:
 @cluster_options
 def list_(as_json: bool, target: Target) -> None:
     """List the partitions that are moving, and the progress of each."""
-    from tidemill.client import Admin
-
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         moving = admin.list_reassignments()
         sizes = replica_sizes(admin) if moving else {}
     rows: list[dict[str, Any]] = []
@@ -389,15 +379,14 @@ def cancel(plan: str | None, every: bool, yes: bool, keep_throttle: bool, target
     The partitions get their previous replicas again. Moves that are complete are not undone. Throttles that
     no other move needs are removed.
     """
-    from tidemill.client import Admin
 
     if (plan is None) != every:
         raise click.UsageError("give either a FILE or --all")
     wanted = read_plan(plan) if plan is not None else None
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         moving = admin.list_reassignments(wanted)
-        if every and moving and not yes and sys.stdin.isatty() and sys.stdout.isatty():
-            require_yes(f"Cancel the moves of {counted(len(moving), 'partition')}?")
+        if every and moving:
+            require_yes(f"Cancel the moves of {counted(len(moving), 'partition')}?", yes)
         outcomes = admin.alter_reassignments(dict.fromkeys(moving)) if moving else {}
         # Moves that have ended since they were listed need no cancellation.
         outcomes = {

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import click
 
-from tidemill.cli.options import Duration, WholeNumber
-
-F = TypeVar("F", bound=Callable[..., Any])
+from tidemill.cli.options import Duration, F, WholeNumber, with_options
 
 
 class ReassignmentOptions(NamedTuple):
@@ -36,24 +34,17 @@ def _with_move_options(function: F, waits: bool) -> F:
     ) -> Any:
         return function(*arguments, move_options=ReassignmentOptions(throttle, wait, timeout_s), **rest)
 
-    wrapped.__name__ = function.__name__
-    wrapped.__doc__ = function.__doc__
-    wrapped.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
-    for option in (
-        click.option(
-            "--timeout",
-            "timeout_s",
-            type=Duration(),
-            metavar="DURATION",
-            help="Stop waiting after this time; the moves continue.",
-        ),
-        click.option(
-            "--wait/--no-wait", default=waits, show_default=True, help="Wait until all moves are complete."
-        ),
-        throttle_option,
-    ):
-        wrapped = option(wrapped)
-    return wrapped  # type: ignore[return-value]
+    timeout_option = click.option(
+        "--timeout",
+        "timeout_s",
+        type=Duration(),
+        metavar="DURATION",
+        help="Stop waiting after this time; the moves continue.",
+    )
+    wait_option = click.option(
+        "--wait/--no-wait", default=waits, show_default=True, help="Wait until all moves are complete."
+    )
+    return with_options(function, wrapped, timeout_option, wait_option, throttle_option)
 
 
 throttle_option = click.option(

@@ -10,7 +10,6 @@ executes plans.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidemill.cli.options import INT_MAX
-from tidemill.cli.output import bytes_text, counted, on_terminal, print_table, require_yes
+from tidemill.cli.output import bytes_text, counted, is_interactive, on_terminal, print_table, require_yes
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -284,10 +283,8 @@ def _listed(replicas: Iterable[int]) -> str:
 
 def is_confirmed(question: str, yes: bool) -> bool:
     """Returns whether ``--yes`` was given, or a user on a terminal confirms."""
-    if yes:
-        return True
-    if sys.stdin.isatty() and sys.stdout.isatty():
-        require_yes(question)
-        return True
-    click.echo("tidemill: nothing was done; --yes executes this", err=True)
-    return False
+    if not yes and not is_interactive():
+        click.echo("tidemill: nothing was done; --yes executes this", err=True)
+        return False
+    require_yes(question, yes)
+    return True

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import click
 
 from tidemill.cli import name_completion
-from tidemill.cli.options import pairs
-
-F = TypeVar("F", bound=Callable[..., Any])
+from tidemill.cli.options import F, pairs
 
 broker_settings_option = click.option(
     "-s",

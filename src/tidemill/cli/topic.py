@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from tidemill.cli.output import (
 )
 from tidemill.cli.reassignment_options import ReassignmentOptions, add_move_options
 from tidemill.cli.setting_options import changes_of, topic_settings_option, unset_option
+from tidemill.model.ids import topic_id_text
 from tidemill.model.similar_names import did_you_mean
 from tidemill.model.types import TopicPartition
 
@@ -91,12 +91,12 @@ def create(
     target: Target,
 ) -> int:
     """Create topics."""
-    from tidemill.client import Admin, ClientError, NewTopic
+    from tidemill.client import ClientError, NewTopic
     from tidemill.client.errors import is_there
 
     configs = pairs("--set", settings)
     wanted = [NewTopic(name, partitions or -1, replication_factor or -1, configs) for name in names]
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         outcomes = admin.create_topics(wanted, validate_only=dry_run)
     failures = 0
     rows: list[dict[str, Any]] = []
@@ -145,9 +145,7 @@ Examples:
 @target_options
 def list_(include_internal: bool, counts: bool, as_json: bool, target: Target) -> int:
     """List topics. Exit code 1 when --counts could not count one of them."""
-    from tidemill.client import Admin
-
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         topics = admin.list_topics(include_internal=include_internal)
         held: dict[str, int | None] = {}
         failures: dict[TopicPartition, ClientError] = {}
@@ -221,12 +219,12 @@ def describe(names: tuple[str, ...], all_configs: bool, as_json: bool, target: T
     "offsets" is log end offset minus log start offset: an upper bound of the number of messages, since
     compaction, transactions and deletions leave gaps.
     """
-    from tidemill.client import Admin, ClientError
+    from tidemill.client import ClientError
 
     found = []
     missing: list[str] = []
     failures: dict[TopicPartition, ClientError] = {}
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         sizes = _sizes(admin, names)
         for name in names:
             try:
@@ -412,13 +410,13 @@ def alter(
     target: Target,
 ) -> int:
     """Change the settings, partitions or replicas of a topic."""
-    from tidemill.client import Admin, ConfigResource, ResourceType
+    from tidemill.client import ConfigResource, ResourceType
 
     changes = changes_of(settings, removed)
     if not (partitions or factor or any(changes)):
         raise click.UsageError("nothing to change: give --partitions, --replication-factor, --set or --unset")
     changed = []
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         if any(changes):
             known = admin.topic_configs(name) if removed else {}
             for key in removed:
@@ -453,7 +451,6 @@ def alter(
 @target_options
 def delete(names: tuple[str, ...], yes: bool, if_exists: bool, force: bool, target: Target) -> int:
     """Delete topics and all their messages. Asks for confirmation on a terminal."""
-    from tidemill.client import Admin
     from tidemill.model.errors import ErrorCode
 
     for name in names:
@@ -462,10 +459,9 @@ def delete(names: tuple[str, ...], yes: bool, if_exists: bool, force: bool, targ
                 f"{name} holds {HELD_BY_INTERNAL[name]}. Nothing was deleted. Use --force to delete the "
                 "topic."
             )
-    if not yes and sys.stdin.isatty() and sys.stdout.isatty():
-        require_yes(f"Delete {', '.join(names)} and all messages?")
+    require_yes(f"Delete {', '.join(names)} and all messages?", yes)
     failures = 0
-    with Admin(target.bootstrap, target.config()) as admin:
+    with target.admin() as admin:
         for name, problem in admin.delete_topics(names).items():
             if problem is None:
                 done(f"deleted {name}")
@@ -489,12 +485,3 @@ def elect_(
 ) -> int:
     """Elect the preferred leaders of TOPICs."""
     return elect(target, names, numbers, None, unclean, yes, as_json)
-
-
-def topic_id_text(topic_id: bytes) -> str | None:
-    """Returns a topic id as Kafka's tools print it (base64 for URLs, unpadded); None for no id."""
-    if not any(topic_id):
-        return None
-    import base64
-
-    return base64.urlsafe_b64encode(topic_id).decode("ascii").rstrip("=")

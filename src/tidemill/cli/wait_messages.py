@@ -3,7 +3,7 @@
     warning: 3 messages for hello-0 not acknowledged for 3 s, retried for 120 s at most: no connection ...
     messages for hello-0 are acknowledged again
 
-A thread checks a few times a second what the clients of the process wait for (see
+A thread reads the waits of the clients of the process a few times a second (see
 tidemill.client.wait_reasons), because the thread of the command may be the one that waits.
 """
 
@@ -64,7 +64,7 @@ SENTENCES = {
 
 
 class Watch:
-    """Decides what to print. No thread, no clock: ``update`` gets the time, ``print_line`` gets the lines."""
+    """Selects the lines to print. It has no thread and no clock: ``update`` receives the time."""
 
     def __init__(self, print_line: Callable[[str], None]) -> None:
         self._say = print_line
@@ -139,7 +139,7 @@ def stop_watching() -> None:
 
 @contextmanager
 def watching() -> Iterator[None]:
-    """Prints during the block what any client of the process waits for."""
+    """Prints the waits of all clients of the process during the block."""
     watch = Watch(_say)
     ended = threading.Event()
 

@@ -44,7 +44,7 @@ from tidemill.client.config_keys import COMMON
 from tidemill.client.connection import Connection
 from tidemill.client.consumer_protocol import by_topic, decode_assignment
 from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout, check, code_of, error_for
-from tidemill.client.group_offsets import Committed, commit_offsets, fetch_offsets, with_coordinator
+from tidemill.client.group_offsets import Committed, call_coordinator, commit_offsets, fetch_offsets
 from tidemill.client.group_requests import CONSUMER_PROTOCOL, leave_group
 from tidemill.client.network_client import CONTROL
 from tidemill.client.offsets import (
@@ -53,13 +53,12 @@ from tidemill.client.offsets import (
     MAX_TIMESTAMP,
     OffsetAt,
     list_offsets,
-    list_offsets_known,
+    list_offsets_or_failures,
 )
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import (
-    alter_configs,
     alter_partition_reassignments,
     alter_replica_log_dirs,
     create_partitions,
@@ -107,7 +106,7 @@ class Admin:
     ) -> None:
         self.config = config_of(COMMON, bootstrap_servers, config, keywords)
         self._connections = AdminConnections(self.config)
-        self._cluster = self._connections.cluster
+        self._network_client = self._connections.network_client
 
     # -- topics, their records and offsets ----------------------------------------------------------------
 
@@ -160,22 +159,22 @@ class Admin:
                 )
             return result
 
-        found: dict[str, CreatedTopic | ClientError] = self._connections.call_controller(deadline, send)
+        found = self._connections.call_controller(deadline, send)
         if not validate_only:
             for name, outcome in found.items():
                 if isinstance(outcome, CreatedTopic):
                     self._await_leaders(name, deadline)
                     # The topic leaves the metadata, so that the next refresh does not read all topics created
                     # before.
-                    self._cluster.remove_topic(name)
+                    self._network_client.remove_topic(name)
         return found
 
     def _await_leaders(self, name: str, deadline: float) -> None:
         """Returns once the metadata has leaders for all partitions of the topic, or at ``deadline``."""
         pause = 0.01
         while time.monotonic() < deadline:
-            self._cluster.refresh(deadline, [name])
-            known = self._cluster.topics.get(name)
+            self._network_client.refresh(deadline, [name])
+            known = self._network_client.topics.get(name)
             if known is not None and known.partitions and all(p.leader >= 0 for p in known.partitions):
                 return
             time.sleep(pause)
@@ -209,16 +208,16 @@ class Admin:
                 result[item.name or ""] = _refused(item, "delete", connection) if item.error_code else None
             return result
 
-        found: dict[str, ClientError | None] = self._connections.call_controller(deadline, send)
+        found = self._connections.call_controller(deadline, send)
         for name in wanted:
-            self._cluster.remove_topic(name)
+            self._network_client.remove_topic(name)
         return found
 
     def list_topics(
         self, *, include_internal: bool = False, timeout: float | None = None
     ) -> list[TopicListing]:
         """Returns all topics, sorted by name."""
-        self._cluster.refresh(self._connections.deadline(timeout), every=True)
+        self._network_client.refresh(self._connections.deadline(timeout), every=True)
         return [
             TopicListing(
                 topic.name,
@@ -227,7 +226,7 @@ class Admin:
                 max((len(p.replicas) for p in topic.partitions), default=0),
                 topic.internal,
             )
-            for topic in sorted(self._cluster.topics.values(), key=lambda topic: topic.name)
+            for topic in sorted(self._network_client.topics.values(), key=lambda topic: topic.name)
             if include_internal or not topic.internal
         ]
 
@@ -243,8 +242,8 @@ class Admin:
         """Describes the partitions of topics. Raises ClientError for the first topic that does not exist."""
         deadline = self._connections.deadline(timeout)
         wanted = list(names)
-        self._cluster.refresh(deadline, wanted)
-        return {name: _topic_description(self._cluster.topic(name, deadline)) for name in wanted}
+        self._network_client.refresh(deadline, wanted)
+        return {name: _topic_description(self._network_client.topic(name, deadline)) for name in wanted}
 
     def create_partitions(
         self,
@@ -282,7 +281,7 @@ class Admin:
         self._connections.call_controller(deadline, send)
         while not validate_only and time.monotonic() < deadline:
             self._await_leaders(topic, deadline)
-            known = self._cluster.topics.get(topic)
+            known = self._network_client.topics.get(topic)
             if known is None or len(known.partitions) >= total:
                 return
             time.sleep(0.05)
@@ -347,8 +346,10 @@ class Admin:
             times[TopicPartition(*item)] = found
         deadline = self._connections.deadline(timeout)
         if failures is not None:
-            return list_offsets_known(self._cluster, times, deadline, failures, committed_only=committed_only)
-        return list_offsets(self._cluster, times, deadline, committed_only=committed_only)
+            return list_offsets_or_failures(
+                self._network_client, times, deadline, failures, committed_only=committed_only
+            )
+        return list_offsets(self._network_client, times, deadline, committed_only=committed_only)
 
     def describe_producers(
         self, partitions: Iterable[TopicPartition], timeout: float | None = None
@@ -467,36 +468,10 @@ class Admin:
             ],
             validate_only=validate_only,
         )
-        self._alter(resource, ApiKey.INCREMENTAL_ALTER_CONFIGS, request, deadline)
-
-    def replace_configs(
-        self,
-        resource: ConfigResource,
-        configs: Mapping[str, str],
-        *,
-        validate_only: bool = False,
-        timeout: float | None = None,
-    ) -> None:
-        """Replaces the configuration of a resource: a key that ``configs`` omits gets its default."""
-        deadline = self._connections.deadline(timeout)
-        request = alter_configs.AlterConfigsRequest(
-            resources=[
-                alter_configs.AlterConfigsResource(
-                    resource_type=int(resource.kind),
-                    resource_name=resource.name,
-                    configs=[
-                        alter_configs.AlterableConfig(name=key, value=str(value))
-                        for key, value in configs.items()
-                    ],
-                )
-            ],
-            validate_only=validate_only,
-        )
-        self._alter(resource, ApiKey.ALTER_CONFIGS, request, deadline)
-
-    def _alter(self, resource: ConfigResource, key: ApiKey, request: Any, deadline: float) -> None:
         connection = self._connection_for(resource, deadline)
-        response = connection.call(key, request, timeout=response_timeout(deadline))
+        response = connection.call(
+            ApiKey.INCREMENTAL_ALTER_CONFIGS, request, timeout=response_timeout(deadline)
+        )
         what = f"change the configuration of {_named(resource)}"
         for result in response.responses:
             check(result.error_code, what, detail=result.error_message, broker=connection.address)
@@ -505,15 +480,15 @@ class Admin:
         """Returns a connection to the broker that has the configuration, or to any broker."""
         own = resource.kind in (ResourceType.BROKER, ResourceType.BROKER_LOGGER) and resource.name
         if not own:
-            return self._cluster.any_connection(deadline)
+            return self._network_client.any_connection(deadline)
         if not resource.name.isdigit():
             raise ValueError(f"a broker's name is its id, {resource.name!r} is no number")
         return self._broker_connection(int(resource.name), deadline)
 
     def _broker_connection(self, broker: int, deadline: float) -> Connection:
-        if broker not in self._cluster.nodes:
-            self._cluster.refresh(deadline)
-        return self._cluster.connection(broker, CONTROL, deadline)
+        if broker not in self._network_client.nodes:
+            self._network_client.refresh(deadline)
+        return self._network_client.connection(broker, CONTROL, deadline)
 
     # -- groups and their offsets -------------------------------------------------------------------------
 
@@ -534,7 +509,7 @@ class Admin:
         request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
         found: dict[str, GroupListing] = {}
         for node_id in self._connections.live_brokers(deadline):
-            connection = self._cluster.connection(node_id, CONTROL, deadline)
+            connection = self._network_client.connection(node_id, CONTROL, deadline)
             # A broker that cannot filter is an error: it would return groups that do not match.
             response = connection.call(ApiKey.LIST_GROUPS, request)
             if response.error_code not in (0, ErrorCode.COORDINATOR_NOT_AVAILABLE):
@@ -566,10 +541,7 @@ class Admin:
             check(response.error_code, f"describe group {group!r}", broker=connection.address)
             return _described(response, connection.node_id)
 
-        found: GroupDescription = with_coordinator(
-            self._cluster, group, self._connections.deadline(timeout), send
-        )
-        return found
+        return call_coordinator(self._network_client, group, self._connections.deadline(timeout), send)
 
     def delete_group(self, group: str, timeout: float | None = None) -> None:
         """Deletes a group without members, and its offsets."""
@@ -579,7 +551,7 @@ class Admin:
             for result in response.results:
                 check(result.error_code, f"delete group {group!r}", broker=connection.address)
 
-        with_coordinator(self._cluster, group, self._connections.deadline(timeout), send)
+        call_coordinator(self._network_client, group, self._connections.deadline(timeout), send)
 
     def remove_member(
         self, group: str, *, member_id: str = "", instance_id: str | None = None, timeout: float | None = None
@@ -593,7 +565,7 @@ class Admin:
             for member in response.members:
                 check(member.error_code, what, broker=connection.address)
 
-        with_coordinator(self._cluster, group, self._connections.deadline(timeout), send)
+        call_coordinator(self._network_client, group, self._connections.deadline(timeout), send)
 
     # -- offsets ------------------------------------------------------------------------------------------
 
@@ -604,7 +576,7 @@ class Admin:
         timeout: float | None = None,
     ) -> dict[TopicPartition, Committed]:
         """Returns the committed offsets of a group, or of ``partitions``; omits partitions without one."""
-        return fetch_offsets(self._cluster, group, partitions, self._connections.deadline(timeout))
+        return fetch_offsets(self._network_client, group, partitions, self._connections.deadline(timeout))
 
     def alter_group_offsets(
         self,
@@ -620,7 +592,7 @@ class Admin:
             for item, at in offsets.items()
         }
         try:
-            commit_offsets(self._cluster, group, wanted, self._connections.deadline(timeout))
+            commit_offsets(self._network_client, group, wanted, self._connections.deadline(timeout))
         except ClientError as problem:
             if problem.code == ErrorCode.UNKNOWN_MEMBER_ID:
                 raise error_for(
@@ -655,7 +627,7 @@ class Admin:
                         broker=connection.address,
                     )
 
-        with_coordinator(self._cluster, group, self._connections.deadline(timeout), send)
+        call_coordinator(self._network_client, group, self._connections.deadline(timeout), send)
 
     def reset_group_offsets(
         self,
@@ -679,10 +651,10 @@ class Admin:
         deadline = self._connections.deadline(timeout)
         old = self.group_offsets(group, timeout=timeout)
         items = self._partitions_to_reset(old, topics, partitions, deadline)
-        starts = list_offsets(self._cluster, dict.fromkeys(items, EARLIEST), deadline)
-        ends = list_offsets(self._cluster, dict.fromkeys(items, LATEST), deadline)
+        starts = list_offsets(self._network_client, dict.fromkeys(items, EARLIEST), deadline)
+        ends = list_offsets(self._network_client, dict.fromkeys(items, LATEST), deadline)
         timed = (
-            list_offsets(self._cluster, dict.fromkeys(items, timestamp_ms), deadline)
+            list_offsets(self._network_client, dict.fromkeys(items, timestamp_ms), deadline)
             if timestamp_ms is not None
             else {}
         )
@@ -714,7 +686,7 @@ class Admin:
     ) -> list[TopicPartition]:
         items = {TopicPartition(*item) for item in partitions or ()}
         for name in topics or ():
-            known = self._cluster.topic(name, deadline)
+            known = self._network_client.topic(name, deadline)
             items.update(TopicPartition(name, p.partition) for p in known.partitions)
         if topics is None and partitions is None:
             items.update(old)
@@ -736,11 +708,11 @@ class Admin:
                 raise
         else:
             readers = {item: member for member in description.members for item in member.partitions}
-        self._cluster.refresh(deadline, {item.topic for item in [*committed, *readers]})
-        items = [i for i in sorted({*committed, *readers}) if i.topic in self._cluster.topics]
+        self._network_client.refresh(deadline, {item.topic for item in [*committed, *readers]})
+        items = [i for i in sorted({*committed, *readers}) if i.topic in self._network_client.topics]
         led = [item for item in items if self._is_led(item)]
-        starts = list_offsets(self._cluster, dict.fromkeys(led, EARLIEST), deadline)
-        ends = list_offsets(self._cluster, dict.fromkeys(led, LATEST), deadline)
+        starts = list_offsets(self._network_client, dict.fromkeys(led, EARLIEST), deadline)
+        ends = list_offsets(self._network_client, dict.fromkeys(led, LATEST), deadline)
         rows: list[PartitionLag] = []
         for item in items:
             at = committed[item].offset if item in committed else None
@@ -763,8 +735,7 @@ class Admin:
 
     def _is_led(self, item: TopicPartition) -> bool:
         """Whether the metadata has a leader of the partition."""
-        partitions = self._cluster.topics[item.topic].partitions
-        return item.partition < len(partitions) and partitions[item.partition].leader >= 0
+        return self._network_client.leader(item.topic, item.partition) >= 0
 
     def await_empty(self, group: str, timeout: float | None = None) -> None:
         """Waits until the group has no members. Raises ClientError NON_EMPTY_GROUP after ``timeout``."""
@@ -822,8 +793,7 @@ class Admin:
             )
             return _outcomes(results, "move", connection)
 
-        found: dict[TopicPartition, ClientError | None] = self._connections.call_controller(deadline, send)
-        return found
+        return self._connections.call_controller(deadline, send)
 
     def alter_replica_log_dirs(
         self, broker_id: int, directories: Mapping[TopicPartition, str], timeout: float | None = None
@@ -835,9 +805,7 @@ class Admin:
         directory. :meth:`describe_log_dirs` shows the progress.
         """
         deadline = self._connections.deadline(timeout)
-        if broker_id not in self._cluster.nodes:
-            self._cluster.refresh(deadline)
-        connection = self._cluster.connection(broker_id, CONTROL, deadline)
+        connection = self._broker_connection(broker_id, deadline)
         by_path: dict[str, list[TopicPartition]] = {}
         for item, path in directories.items():
             by_path.setdefault(path, []).append(item)
@@ -894,8 +862,7 @@ class Admin:
                 for p in topic.partitions
             }
 
-        found: dict[TopicPartition, PartitionMove] = self._connections.call_controller(deadline, send)
-        return found
+        return self._connections.call_controller(deadline, send)
 
     def elect_leaders(
         self,
@@ -938,8 +905,7 @@ class Admin:
             results = ((item.topic, p.partition_id, p) for item in items for p in item.partition_result)
             return _outcomes(results, "elect a leader of", connection)
 
-        found: dict[TopicPartition, ClientError | None] = self._connections.call_controller(deadline, send)
-        return found
+        return self._connections.call_controller(deadline, send)
 
     def unregister_broker(self, broker_id: int, *, timeout: float | None = None) -> None:
         """Removes the registration of a dead broker that does not return: topic deletions continue."""
@@ -965,9 +931,10 @@ class Admin:
     def describe_cluster(self, timeout: float | None = None) -> ClusterDescription:
         """Returns the cluster id, the controller and the brokers."""
         deadline = self._connections.deadline(timeout)
-        connection = self._cluster.any_connection(deadline)
+        connection = self._network_client.any_connection(deadline)
         if connection.supports(ApiKey.DESCRIBE_CLUSTER):
-            response = self._cluster.call_any(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(), deadline)
+            request = DescribeClusterRequest()
+            response = self._network_client.call_any(ApiKey.DESCRIBE_CLUSTER, request, deadline)
             check(
                 response.error_code,
                 "describe the cluster",
@@ -976,9 +943,10 @@ class Admin:
             )
             brokers = [BrokerDescription(b.broker_id, b.host, b.port, b.rack) for b in response.brokers]
             return ClusterDescription(response.cluster_id, response.controller_id, sorted(brokers))
-        self._cluster.refresh(deadline)
-        brokers = [BrokerDescription(n.node_id, n.host, n.port, n.rack) for n in self._cluster.nodes.values()]
-        return ClusterDescription(self._cluster.cluster_id, self._cluster.controller_id, sorted(brokers))
+        metadata = self._network_client
+        metadata.refresh(deadline)
+        brokers = [BrokerDescription(n.node_id, n.host, n.port, n.rack) for n in metadata.nodes.values()]
+        return ClusterDescription(metadata.cluster_id, metadata.controller_id, sorted(brokers))
 
     def brokers_without_store(self, timeout: float | None = None) -> dict[int, float]:
         """Returns the brokers whose coordination store (ZooKeeper) does not respond, and since how many
@@ -988,11 +956,11 @@ class Admin:
         brokers of Apache Kafka, which do not report the connection.
         """
         deadline = self._connections.deadline(timeout)
-        self._cluster.refresh(deadline)
+        self._network_client.refresh(deadline)
         found: dict[int, float] = {}
-        for broker_id in sorted(self._cluster.nodes):
+        for broker_id in sorted(self._network_client.nodes):
             try:
-                connection = self._cluster.connection(broker_id, CONTROL, deadline)
+                connection = self._network_client.connection(broker_id, CONTROL, deadline)
                 if not connection.supports(ApiKey.DESCRIBE_CLUSTER):
                     continue
                 # The limit leaves time for the other brokers if one is suspended.
@@ -1014,10 +982,10 @@ class Admin:
         if brokers is None:
             brokers = self._connections.live_brokers(deadline)
         else:
-            self._cluster.refresh(deadline)
+            self._network_client.refresh(deadline)
         result: dict[int, list[LogDirectory]] = {}
         for broker_id in brokers:
-            connection = self._cluster.connection(broker_id, CONTROL, deadline)
+            connection = self._network_client.connection(broker_id, CONTROL, deadline)
             request = describe_log_dirs.DescribeLogDirsRequest(topics=None)
             response = connection.call(ApiKey.DESCRIBE_LOG_DIRS, request, timeout=response_timeout(deadline))
             what = f"describe the directories of broker {broker_id}"
@@ -1029,7 +997,7 @@ class Admin:
 
     def close(self) -> None:
         """Closes the connections."""
-        self._cluster.close()
+        self._network_client.close()
 
     def __enter__(self) -> Admin:
         return self

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from tidemill.client.config import ClientConfig
 from tidemill.client.connection import Connection
 from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout, code_of
 from tidemill.client.network_client import CONTROL, NetworkClient
-from tidemill.client.offsets import by_leader
+from tidemill.client.offsets import partitions_by_leader
 from tidemill.model.errors import RETRIABLE, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.describe_cluster import DescribeClusterRequest
+
+ResultT = TypeVar("ResultT")
 
 
 class AdminConnections:
@@ -22,26 +24,26 @@ class AdminConnections:
 
     def __init__(self, config: ClientConfig) -> None:
         self.config = config
-        self.cluster = NetworkClient(config)
+        self.network_client = NetworkClient(config)
         self._timeout = self.config.seconds("default.api.timeout.ms")
 
     def deadline(self, timeout: float | None) -> float:
         """Returns the end of ``timeout`` or ``default.api.timeout.ms``, in ``time.monotonic`` seconds."""
         return time.monotonic() + (self._timeout if timeout is None else timeout)
 
-    def call_controller(self, deadline: float, send: Callable[[Connection], Any]) -> Any:
+    def call_controller(self, deadline: float, send: Callable[[Connection], ResultT]) -> ResultT:
         """Calls ``send`` with a connection to the controller; retries until ``deadline`` if the controller
         moves.
         """
         while True:
             try:
-                if self.cluster.controller_id < 0 or self.cluster.needs_refresh():
-                    self.cluster.refresh(deadline)
-                controller = self.cluster.controller_id
+                if self.network_client.controller_id < 0 or self.network_client.needs_refresh():
+                    self.network_client.refresh(deadline)
+                controller = self.network_client.controller_id
                 connection = (
-                    self.cluster.connection(controller, CONTROL, deadline)
+                    self.network_client.connection(controller, CONTROL, deadline)
                     if controller >= 0
-                    else self.cluster.any_connection(deadline)
+                    else self.network_client.any_connection(deadline)
                 )
                 return send(connection)
             except ClientError as problem:
@@ -51,7 +53,7 @@ class AdminConnections:
                 pause = self.config.seconds("retry.backoff.ms")
                 if not moved or time.monotonic() + pause >= deadline:
                     raise
-                self.cluster.request_refresh()
+                self.network_client.request_refresh()
                 time.sleep(pause)
 
     def call_leaders(
@@ -72,7 +74,7 @@ class AdminConnections:
             refused: list[tuple[str, TopicPartition, Any]] = []
             silent: ClientError | None = None
             again: list[TopicPartition] = []
-            for node_id, part in by_leader(self.cluster, left, deadline, "use").items():
+            for node_id, part in partitions_by_leader(self.network_client, left, deadline, "use").items():
                 try:
                     answered = self._call_leader(node_id, part, key, build, deadline)
                 except (BrokerUnreachable, RequestTimeout) as problem:
@@ -90,17 +92,18 @@ class AdminConnections:
                 return entries + refused
             left = again
             time.sleep(pause)
-            self.cluster.refresh(deadline)
+            self.network_client.refresh(deadline)
 
     def live_brokers(self, deadline: float) -> list[int]:
         """Returns the ids of the live brokers, sorted, and refreshes the metadata with their addresses.
 
         Metadata also lists brokers that have just failed; DescribeCluster does not.
         """
-        self.cluster.refresh(deadline)
-        known = self.cluster.nodes
-        if self.cluster.any_connection(deadline).supports(ApiKey.DESCRIBE_CLUSTER):
-            response = self.cluster.call_any(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(), deadline)
+        self.network_client.refresh(deadline)
+        known = self.network_client.nodes
+        if self.network_client.any_connection(deadline).supports(ApiKey.DESCRIBE_CLUSTER):
+            request = DescribeClusterRequest()
+            response = self.network_client.call_any(ApiKey.DESCRIBE_CLUSTER, request, deadline)
             if not response.error_code:
                 return sorted(b.broker_id for b in response.brokers if b.broker_id in known)
         return sorted(known)
@@ -117,7 +120,7 @@ class AdminConnections:
             raise BrokerUnreachable(
                 f"no leader for {', '.join(map(str, part))}", ErrorCode.LEADER_NOT_AVAILABLE
             )
-        connection = self.cluster.connection(node_id, CONTROL, deadline)
+        connection = self.network_client.connection(node_id, CONTROL, deadline)
         response = connection.call(key, build(part), timeout=response_timeout(deadline))
         return [
             (connection.address, TopicPartition(topic.name, entry.partition_index), entry)

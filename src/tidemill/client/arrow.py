@@ -8,7 +8,7 @@ name            type                                            notes
 key             binary                                          null if the record has none
 value           binary                                          null: a tombstone
 offset          int64
-timestamp       timestamp[us, UTC]                              +-(2**63 - 1): beyond what it can hold
+timestamp       timestamp[us, UTC]                              +-(2**63 - 1): a time beyond its range
 timestamp_type  int32                                           0 create time, 1 append time
 headers         list<struct<key: string, value: binary>>        null if the record has none
 ==============  ==============================================  =======================================

@@ -45,7 +45,7 @@ class Assignor(Protocol):
         ...
 
 
-def _order(member: Member) -> tuple[bool, str, str]:
+def _sort_key(member: Member) -> tuple[bool, str, str]:
     """Sort key: static members first, by instance id, since their position survives a restart."""
     return (member.instance_id is None, member.instance_id or "", member.member_id)
 
@@ -73,7 +73,7 @@ class RangeAssignor:
 
     def assign(self, partitions: Mapping[str, int], members: Sequence[Member]) -> Assignment:
         """See :class:`Assignor`."""
-        ordered = sorted(members, key=_order)
+        ordered = sorted(members, key=_sort_key)
         result: Assignment = {member.member_id: [] for member in ordered}
         subscribed = {member.member_id: frozenset(member.topics) for member in ordered}
         for topic in sorted(partitions):
@@ -104,7 +104,7 @@ class RoundRobinAssignor:
             if topic in wanted
             for p in range(partitions[topic])
         )
-        return assign_in_turn(every, sorted(members, key=_order))
+        return assign_in_turn(every, sorted(members, key=_sort_key))
 
 
 class StickyAssignor:
@@ -115,7 +115,7 @@ class StickyAssignor:
 
     def assign(self, partitions: Mapping[str, int], members: Sequence[Member]) -> Assignment:
         """See :class:`Assignor`."""
-        ordered = sorted(members, key=_order)
+        ordered = sorted(members, key=_sort_key)
         return assign_sticky(
             partitions,
             [member.member_id for member in ordered],

@@ -137,6 +137,6 @@ def _login_error(response: Any, login: Login, mechanism: Mechanism, address: str
     why = ": ".join(dict.fromkeys(reason for reason in reasons if reason))
     return AuthenticationFailed(
         f"broker {address} refuses the login by {mechanism.name}{f' ({why})' if why else ''}; "
-        f"{login.refused()}",
+        f"{login.refusal_step()}",
         broker=address,
     )

@@ -23,7 +23,7 @@ from typing import Any
 from tidemill.client.batch_splitting import split
 from tidemill.client.errors import DeliveryTimeout, code_of
 from tidemill.client.network_client import NetworkClient
-from tidemill.client.record_accumulator import PendingBatch, RecordAccumulator, metadata_of
+from tidemill.client.record_accumulator import ProducerBatch, RecordAccumulator, metadata_of
 from tidemill.model.errors import ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
@@ -60,20 +60,20 @@ TOO_LARGE = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LA
 class BatchResults:
     """Completes the batches of one producer. For the sender thread, except :meth:`fail_all`."""
 
-    def __init__(self, cluster: NetworkClient, accumulator: RecordAccumulator) -> None:
-        config = cluster.config
-        self._cluster = cluster
+    def __init__(self, network_client: NetworkClient, accumulator: RecordAccumulator) -> None:
+        config = network_client.config
+        self._network_client = network_client
         self._accumulator = accumulator
         self._delivery_timeout = config.seconds("delivery.timeout.ms")
         self._retries = config.int("retries")
         self._backoff = config.seconds("retry.backoff.ms")
         self._backoff_max = config.seconds("retry.backoff.max.ms")
         self._idempotent = config.bool("enable.idempotence")
-        self._finished: deque[tuple[Any, PendingBatch, int, int]] = deque()
-        self.id_problem: KafkaError | None = None
+        self._finished: deque[tuple[Any, ProducerBatch, int, int]] = deque()
+        self.producer_id_error: KafkaError | None = None
         """Why the producer has no producer id yet. Without one it sends nothing."""
 
-    def succeeded(self, batch: PendingBatch, base_offset: int, append_time_ms: int) -> None:
+    def succeeded(self, batch: ProducerBatch, base_offset: int, append_time_ms: int) -> None:
         """Completes an acknowledged batch; ``base_offset`` is -1 if the broker did not return the offset."""
         with self._accumulator.lock:
             if batch not in batch.queue.in_flight:
@@ -83,11 +83,11 @@ class BatchResults:
         batch.append_time_ms = append_time_ms
         self.complete(batch, None)
 
-    def failed(self, batch: PendingBatch, code: ErrorCode, problem: Exception) -> None:
+    def failed(self, batch: ProducerBatch, code: ErrorCode, problem: Exception) -> None:
         """Retries a batch, splits it, or completes it with the error."""
         queue = batch.queue
         if code in LEADER_MOVED:
-            self._cluster.request_refresh()
+            self._network_client.request_refresh()
         now = time.monotonic()
         retriable = isinstance(problem, KafkaError) and problem.retriable
         with self._accumulator.lock:
@@ -99,28 +99,28 @@ class BatchResults:
                 retriable = True
                 batch.in_doubt = False
                 if first:
-                    queue.bump_due = True
+                    queue.epoch_bump_required = True
             if code in TOO_LARGE and batch.builder.count > 1:
                 self._split(batch)
                 return
             late = now >= batch.created + self._delivery_timeout
             if retriable and not late and batch.attempts <= self._retries:
                 batch.last_refusal = problem
-                self._requeue(batch, now)
+                self._reenqueue(batch, now)
                 return
             if self._idempotent and batch.sequence >= 0:
-                queue.bump_due = True
+                queue.epoch_bump_required = True
         if retriable and late:
-            problem = _late(batch, problem)
+            problem = _timeout_error(batch, problem)
         self.complete(batch, problem)
 
-    def _requeue(self, batch: PendingBatch, now: float) -> None:
+    def _reenqueue(self, batch: ProducerBatch, now: float) -> None:
         """Makes a batch wait again, in order, with a growing pause. The caller holds the lock."""
         pause = min(self._backoff * 2 ** min(batch.attempts - 1, 20), self._backoff_max)
         batch.retry_at = now + pause
-        self._insert(batch)
+        self._insert_in_sequence_order(batch)
 
-    def _insert(self, batch: PendingBatch) -> None:
+    def _insert_in_sequence_order(self, batch: ProducerBatch) -> None:
         queue = batch.queue
         at = 0
         for other in queue.waiting:
@@ -130,45 +130,45 @@ class BatchResults:
         queue.waiting.insert(at, batch)
         self._accumulator.active[queue] = None
 
-    def _split(self, batch: PendingBatch) -> None:
+    def _split(self, batch: ProducerBatch) -> None:
         """Replaces a batch with its parts. The caller holds the lock."""
         for part in split(batch):
             self._accumulator.incomplete[part] = None
-            self._insert(part)
+            self._insert_in_sequence_order(part)
         self._accumulator.incomplete.pop(batch, None)
         if batch.event is not None:
             batch.event.set()
 
-    def _remove_waiting(self, batch: PendingBatch) -> None:
+    def _remove_waiting(self, batch: ProducerBatch) -> None:
         batch.queue.waiting.remove(batch)
-        if batch.queue.open is batch:
-            batch.queue.open = None
+        if batch.queue.open_batch is batch:
+            batch.queue.open_batch = None
 
-    def expire(self, now: float) -> bool:
+    def expire_batches(self, now: float) -> bool:
         """Fails batches that waited longer than ``delivery.timeout.ms``; returns whether there were any."""
-        expired: list[PendingBatch] = []
+        expired: list[ProducerBatch] = []
         with self._accumulator.lock:
             for queue in list(self._accumulator.active):
                 while queue.waiting and now >= queue.waiting[0].created + self._delivery_timeout:
                     batch = queue.waiting[0]
                     self._remove_waiting(batch)
                     if batch.sequence >= 0:
-                        queue.bump_due = True
+                        queue.epoch_bump_required = True
                     expired.append(batch)
         for batch in expired:
-            self.complete(batch, self._expired(batch))
+            self.complete(batch, self._expiration_error(batch))
         return bool(expired)
 
-    def _expired(self, batch: PendingBatch) -> DeliveryTimeout:
+    def _expiration_error(self, batch: ProducerBatch) -> DeliveryTimeout:
         if batch.last_refusal is not None:
-            return _late(batch, batch.last_refusal)
-        if self.id_problem is not None:
+            return _timeout_error(batch, batch.last_refusal)
+        if self.producer_id_error is not None:
             return DeliveryTimeout(
-                f"{_messages(batch)} waited longer than delivery.timeout.ms: {self.id_problem}",
+                f"{_messages(batch)} waited longer than delivery.timeout.ms: {self.producer_id_error}",
                 topic=batch.queue.topic,
                 partition=batch.queue.partition,
             )
-        reason = self._cluster.errors.get(batch.queue.topic)
+        reason = self._network_client.topic_errors.get(batch.queue.topic)
         more = f" (the topic: {code_of(reason).name})" if reason else ""
         return DeliveryTimeout(
             f"{_messages(batch)} waited longer than delivery.timeout.ms{more}; is its leader running, and "
@@ -179,13 +179,13 @@ class BatchResults:
 
     def pending_error(self) -> Exception | None:
         """Returns why waiting messages are not acknowledged yet; None if no reason is known."""
-        if self.id_problem is not None:
-            return self.id_problem
+        if self.producer_id_error is not None:
+            return self.producer_id_error
         with self._accumulator.lock:
             refusals = (batch.last_refusal for batch in self._accumulator.incomplete)
             return next((refusal for refusal in refusals if refusal is not None), None)
 
-    def complete(self, batch: PendingBatch, error: Exception | None) -> None:
+    def complete(self, batch: ProducerBatch, error: Exception | None) -> None:
         """Completes a batch, with or without an error, and queues its callbacks for :meth:`run_callbacks`."""
         callbacks = batch.callbacks
         self._accumulator.complete(batch, error)
@@ -218,7 +218,7 @@ class BatchResults:
             self.complete(batch, error)
 
 
-def _late(batch: PendingBatch, last: Exception) -> DeliveryTimeout:
+def _timeout_error(batch: ProducerBatch, last: Exception) -> DeliveryTimeout:
     """Builds the error of a batch that expired after attempts; ``last`` is the error of the last attempt."""
     tries = "1 try" if batch.attempts == 1 else f"{batch.attempts} tries"
     return DeliveryTimeout(
@@ -228,7 +228,7 @@ def _late(batch: PendingBatch, last: Exception) -> DeliveryTimeout:
     )
 
 
-def _messages(batch: PendingBatch) -> str:
+def _messages(batch: ProducerBatch) -> str:
     count = batch.builder.count
     noun = "1 message" if count == 1 else f"{count} messages"
     return f"{noun} for {batch.queue.topic}-{batch.queue.partition}"

@@ -6,20 +6,20 @@ the whole batch; the numbers of adjacent batches leave space for that.
 
 from __future__ import annotations
 
-from tidemill.client.record_accumulator import SEQUENCE_MASK, PendingBatch
+from tidemill.client.record_accumulator import SEQUENCE_MASK, ProducerBatch
 from tidemill.model.configs.config_def import INT_MAX
 from tidemill.records.builder import BatchBuilder
 from tidemill.records.record_reader import iter_records
 
 
-def split(batch: PendingBatch) -> list[PendingBatch]:
+def split(batch: ProducerBatch) -> list[ProducerBatch]:
     """Returns two batches that replace ``batch``, which must have at least two messages and is done then."""
     count = int(batch.builder.count)
     data = batch.builder.build()
     half = (count + 1) // 2
-    parts: list[PendingBatch] = []
+    parts: list[ProducerBatch] = []
     for _ in range(2):
-        part = PendingBatch(
+        part = ProducerBatch(
             batch.queue, batch.number, batch.created, batch.builder.codec, batch.builder.level
         )
         part.span = batch.span // 2

@@ -30,7 +30,7 @@ class Node:
 class Partition:
     """A partition's leader and replicas. ``leader`` is -1 while the partition has no leader."""
 
-    __slots__ = ("error_code", "isr", "leader", "leader_epoch", "offline", "partition", "replicas")
+    __slots__ = ("isr", "leader", "leader_epoch", "offline", "partition", "replicas")
 
     def __init__(
         self,
@@ -40,7 +40,6 @@ class Partition:
         replicas: list[int],
         isr: list[int],
         offline: list[int],
-        error_code: int,
     ) -> None:
         self.partition = partition
         self.leader = leader
@@ -48,7 +47,6 @@ class Partition:
         self.replicas = replicas
         self.isr = isr
         self.offline = offline
-        self.error_code = error_code
 
 
 class Topic:
@@ -83,7 +81,6 @@ def topic_image(item: Any, old: Topic | None) -> Topic:
                 p.replica_nodes,
                 p.isr_nodes,
                 p.offline_replicas,
-                p.error_code,
             )
         )
     return Topic(item.name, item.topic_id, item.is_internal, partitions)

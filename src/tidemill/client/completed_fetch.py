@@ -90,40 +90,41 @@ class CompletedFetch:
         check_crcs: bool,
         unpacked_bytes_max: int,
     ) -> None:
-        self.item = item
+        self.topic_partition = item
         self.next_offset = offset
-        self.exhausted = False
+        self.is_consumed = False
         self._response = response
-        self._all_aborted = (
+        self._aborted_transactions = (
             sorted(response.aborted or [], key=lambda entry: entry[1]) if committed_only else []
         )
-        self._aborted = list(self._all_aborted)
-        self._aborting: set[int] = set()
+        self._aborted_after = list(self._aborted_transactions)
+        self._aborted_producer_ids: set[int] = set()
         self._check_crcs = check_crcs
         self._unpacked_bytes_max = unpacked_bytes_max
         self._batches: Iterator[Batch | Entry] | None = None
         self._records: list[Record] = []
-        self._taken = 0
-        self._batch_end = offset
-        self._failure: Exception | None = None
+        self._returned = 0
+        self._next_batch_offset = offset
+        self._cached_error: Exception | None = None
 
     def fetch_records(self, count: int) -> list[Record]:
-        """Returns up to ``count`` records; fewer, or none, once the chunk is exhausted.
+        """Returns up to ``count`` records; fewer, or none, once all are returned.
 
         Raises CorruptMessage at a damaged batch, on each call; the records before it were returned.
         """
-        if self._failure is not None:
-            raise self._failure
+        if self._cached_error is not None:
+            raise self._cached_error
         result: list[Record] = []
         while len(result) < count:
-            if self._taken >= len(self._records):
+            if self._returned >= len(self._records):
                 if not self._next_batch(bool(result)):
                     break
                 continue
-            more = self._records[self._taken : self._taken + count - len(result)]
-            self._taken += len(more)
+            more = self._records[self._returned : self._returned + count - len(result)]
+            self._returned += len(more)
             result += more
-            self.next_offset = self._batch_end if self._taken >= len(self._records) else more[-1].offset + 1
+            is_batch_returned = self._returned >= len(self._records)
+            self.next_offset = self._next_batch_offset if is_batch_returned else more[-1].offset + 1
         return result
 
     def _next_batch(self, some: bool) -> bool:
@@ -134,35 +135,35 @@ class CompletedFetch:
                 self._batches = iter_stored(self._response.records())
             batch = next(self._batches, None)
             if batch is None:
-                self.exhausted = True
+                self.is_consumed = True
                 return False
-            self._records, self._taken = [], 0
+            self._records, self._returned = [], 0
             if self._is_visible(batch) and batch.last_offset >= self.next_offset:
                 records = read_stored(batch, self._check_crcs, self._unpacked_bytes_max)
                 if records and records[0].offset < self.next_offset:
                     records = [record for record in records if record.offset >= self.next_offset]
                 self._records = records
-            self._batch_end = max(self.next_offset, int(batch.next_offset))
+            self._next_batch_offset = max(self.next_offset, int(batch.next_offset))
             if not self._records:
-                self.next_offset = self._batch_end
+                self.next_offset = self._next_batch_offset
             return True
         except Exception as problem:
             if some:
                 # The next call reads the same batch again: the position is right before it.
-                self.exhausted = True
+                self.is_consumed = True
                 return False
             if isinstance(problem, KafkaError):
                 problem.args = (self._with_offsets(str(problem), batch),)
-            self._failure = problem
+            self._cached_error = problem
             raise
 
     def _with_offsets(self, text: str, batch: Batch | Entry | None) -> str:
         """Adds to ``text`` the offsets that it concerns, and the offset from which reading can continue."""
         if batch is None:
-            return f"{self.item} cannot be read from offset {self.next_offset} on: {text}"
+            return f"{self.topic_partition} cannot be read from offset {self.next_offset} on: {text}"
         first = batch.offset if isinstance(batch, Entry) else batch.base_offset
         return (
-            f"{self.item} cannot be read at offsets {first} to {batch.last_offset}: {text}; to "
+            f"{self.topic_partition} cannot be read at offsets {first} to {batch.last_offset}: {text}; to "
             f"skip them, read from offset {batch.next_offset} on"
         )
 
@@ -170,13 +171,13 @@ class CompletedFetch:
         """Whether applications see the batch: it is neither a marker nor part of an aborted transaction."""
         if isinstance(batch, Entry):
             return True
-        while self._aborted and self._aborted[0][1] <= batch.last_offset:
-            self._aborting.add(self._aborted.pop(0)[0])
+        while self._aborted_after and self._aborted_after[0][1] <= batch.last_offset:
+            self._aborted_producer_ids.add(self._aborted_after.pop(0)[0])
         if batch.is_control:
-            if batch.producer_id in self._aborting and is_abort(batch):
-                self._aborting.discard(int(batch.producer_id))
+            if batch.producer_id in self._aborted_producer_ids and is_abort(batch):
+                self._aborted_producer_ids.discard(int(batch.producer_id))
             return False
-        return not (batch.is_transactional and batch.producer_id in self._aborting)
+        return not (batch.is_transactional and batch.producer_id in self._aborted_producer_ids)
 
     @property
     def end_offset(self) -> int:
@@ -184,13 +185,13 @@ class CompletedFetch:
         response = self._response
         return next_offset(response.data, response.start, response.end, self.next_offset)
 
-    def arrow(self, include_headers: bool, bytes_max: int) -> Iterator[Any]:
+    def fetch_arrow(self, include_headers: bool, bytes_max: int) -> Iterator[Any]:
         """Yields the remaining records as ``pyarrow`` record batches, and moves the position past them."""
         from tidemill.client.arrow import record_batch
 
         response = self._response
         position = response.start
-        while not self.exhausted:
+        while not self.is_consumed:
             try:
                 columns = decode_columns(
                     response.data,
@@ -200,7 +201,7 @@ class CompletedFetch:
                     include_headers,
                     self._check_crcs,
                     bytes_max,
-                    self._all_aborted or None,
+                    self._aborted_transactions or None,
                     response.start,
                     response.end,
                     unpacked_bytes_max=self._unpacked_bytes_max,
@@ -210,7 +211,7 @@ class CompletedFetch:
                 raise
             self.next_offset = max(self.next_offset, int(columns.next_offset))
             position = int(columns.next_position)
-            self.exhausted = not columns.unfinished
+            self.is_consumed = not columns.unfinished
             if columns.count:
                 batch: pa.RecordBatch = record_batch(columns)
                 yield batch

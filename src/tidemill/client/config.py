@@ -87,10 +87,6 @@ class ClientConfig(ParsedConfig):
                 )
             values["delivery.timeout.ms"] = values["linger.ms"] + values["request.timeout.ms"]
 
-    def given(self) -> dict[str, Any]:
-        """Returns the validated settings by their current names; they create an equal configuration."""
-        return dict(self._given)
-
     def __repr__(self) -> str:
         return f"ClientConfig({self.role!r}, {Settings.of(self._given)!r})"
 
@@ -98,7 +94,10 @@ class ClientConfig(ParsedConfig):
         return (ClientConfig, (self.role, self.plain_given()))
 
     def plain_given(self) -> dict[str, Any]:
-        """As :meth:`given`, with the servers as text."""
+        """Returns the validated settings by their current names, with the servers as text.
+
+        The result creates an equal configuration.
+        """
         plain = dict(self._given)
         servers = plain.get("bootstrap.servers")
         if servers:

@@ -74,9 +74,9 @@ class InFlightRequest:
         "correlation_id",
         "done",
         "error",
-        "expires",
+        "expires_s",
         "frame",
-        "sent",
+        "sent_s",
         "tag",
         "version",
     )
@@ -94,8 +94,8 @@ class InFlightRequest:
         self.api_key = api_key
         self.version = version
         self.correlation_id = correlation_id
-        self.sent = time.monotonic()
-        self.expires = expires
+        self.sent_s = time.monotonic()
+        self.expires_s = expires
         self.tag = tag
         self.done = False
         self.error: ClientError | None = None
@@ -104,7 +104,7 @@ class InFlightRequest:
     @property
     def wait_text(self) -> str:
         """How long it has waited for the response, for errors: ``within 30.0 s``."""
-        return f"within {time.monotonic() - self.sent:.1f} s"
+        return f"within {time.monotonic() - self.sent_s:.1f} s"
 
     def response(self) -> Any:
         """Returns the decoded response; raises the error that ended the connection.
@@ -139,31 +139,33 @@ class Connection:
         self.node_id = node_id
         self.address = join_address(host, port)
         self.closed = False
-        self.used = time.monotonic()
+        self.last_used_s = time.monotonic()
         self._config = config
         self._client_id = config.str("client.id")
-        self._timeout = config.seconds("request.timeout.ms")
-        self._frames = FrameReader(4, config.int("response.bytes.max"), "a response", "response.bytes.max")
-        self._versions: dict[int, tuple[int, int]] = {}
-        self._chosen: dict[int, int] = {}
+        self._request_timeout_s = config.seconds("request.timeout.ms")
+        self._frame_reader = FrameReader(
+            4, config.int("response.bytes.max"), "a response", "response.bytes.max"
+        )
+        self._broker_versions: dict[int, tuple[int, int]] = {}
+        self._usable_versions: dict[int, int] = {}
         self._socket: Any = None
-        self._poll = select.poll()
+        self._poller = select.poll()
         self._send_lock = threading.Lock()
-        self._reading = threading.Condition()
+        self._reader_changed = threading.Condition()
         """Notified when a thread stops reading: responses for other threads may have arrived."""
-        self._is_read = False
+        self._has_reader = False
         self._pending: deque[InFlightRequest] = deque()
-        self._correlation = 0
+        self._last_correlation_id = 0
         security = security or Security(config)
         self._tls = security.tls
         self._login = security.login
         self._login_session: Session = UNLIMITED
-        self._renewing = False
-        self._is_known = False
+        self._is_reauthenticating = False
+        self._has_responded = False
         """Whether the broker has answered a request other than ApiVersions, which needs no login."""
         # OpenSSL forbids concurrent reads and writes of a session, and one thread sends while another
         # receives. No call holds the lock for longer than a tick.
-        self._session: Any = threading.Lock() if self._tls is not None else contextlib.nullcontext()
+        self._tls_lock: Any = threading.Lock() if self._tls is not None else contextlib.nullcontext()
 
     # -- opening ------------------------------------------------------------------------------------------
 
@@ -177,9 +179,9 @@ class Connection:
         setup_s = self._config.seconds("socket.connection.setup.timeout.ms")
         deadline = time.monotonic() + setup_s
         self._socket = self._connect(deadline)
-        self._poll.register(self._socket, select.POLLIN)
+        self._poller.register(self._socket, select.POLLIN)
         try:
-            self._negotiate(deadline)
+            self._negotiate_versions(deadline)
             if self._login is not None and mechanism is not None:
                 self._check_login_supported(mechanism.name)
                 send_request = partial(self._call_until, deadline)
@@ -231,13 +233,13 @@ class Connection:
                 reason = problem
                 continue
             try:
-                self._prepare(new_socket)
+                self._set_socket_options(new_socket)
                 # Each address gets a share of the time, so that a silent one leaves time for the next.
                 new_socket.settimeout(max(0.001, (deadline - time.monotonic()) / left))
                 new_socket.connect(address)
                 connected = True
                 new_socket.settimeout(max(0.001, deadline - time.monotonic()))
-                return self._prepare_blocking(new_socket)
+                return self._wrap_socket(new_socket)
             except OSError as problem:
                 new_socket.close()
                 reason = problem
@@ -258,7 +260,7 @@ class Connection:
             broker=self.address,
         ) from reason
 
-    def _prepare(self, new_socket: socket.socket) -> None:
+    def _set_socket_options(self, new_socket: socket.socket) -> None:
         new_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         new_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, key in (
@@ -268,7 +270,7 @@ class Connection:
             if self._config.int(key) > 0:
                 new_socket.setsockopt(socket.SOL_SOCKET, option, self._config.int(key))
 
-    def _prepare_blocking(self, new_socket: socket.socket) -> socket.socket:
+    def _wrap_socket(self, new_socket: socket.socket) -> socket.socket:
         """Wraps the socket in TLS if configured; makes it block with a tick: one call reads a response."""
         if self._tls is not None:
             new_socket = self._tls.wrap(new_socket, self.host)
@@ -280,13 +282,13 @@ class Connection:
         new_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, tick)
         return new_socket
 
-    def _negotiate(self, deadline: float) -> None:
+    def _negotiate_versions(self, deadline: float) -> None:
         version = API[ApiKey.API_VERSIONS].version_max
         while True:
             request_message = ApiVersionsRequest(
                 client_software_name="tidemill", client_software_version=tidemill.__version__
             )
-            timeout = min(self._timeout, max(0.001, deadline - time.monotonic()))
+            timeout = min(self._request_timeout_s, max(0.001, deadline - time.monotonic()))
             request = self.send(ApiKey.API_VERSIONS, request_message, version=version, timeout=timeout)
             while not request.done:
                 self.wait(request, timeout + 1)
@@ -304,14 +306,14 @@ class Connection:
             response = request.decoded()
             if response.error_code:
                 raise error_for(response.error_code, "negotiate versions", broker=self.address)
-            self._versions = {k.api_key: (k.min_version, k.max_version) for k in response.api_keys}
+            self._broker_versions = {k.api_key: (k.min_version, k.max_version) for k in response.api_keys}
             return
 
     # -- versions -----------------------------------------------------------------------------------------
 
     def supports(self, key: ApiKey, version: int = 0) -> bool:
         """Whether both ends support ``key`` in ``version`` or later."""
-        theirs = self._versions.get(key)
+        theirs = self._broker_versions.get(key)
         spec = API[key]
         return theirs is not None and max(version, spec.version_min, theirs[0]) <= min(
             spec.version_max, theirs[1]
@@ -319,10 +321,10 @@ class Connection:
 
     def version(self, key: ApiKey, at_most: int = 32767) -> int:
         """Returns the highest version of ``key`` that both ends support; raises ClientError without one."""
-        chosen = self._chosen.get(key)
+        chosen = self._usable_versions.get(key)
         if chosen is not None:
             return min(chosen, at_most)
-        theirs = self._versions.get(key)
+        theirs = self._broker_versions.get(key)
         if not self.supports(key) or theirs is None:
             has = f"versions {theirs[0]} to {theirs[1]}" if theirs else "none"
             spec = API[key]
@@ -333,7 +335,7 @@ class Connection:
                 broker=self.address,
             )
         chosen = min(API[key].version_max, theirs[1])
-        self._chosen[key] = chosen
+        self._usable_versions[key] = chosen
         return min(chosen, at_most)
 
     # -- requests -----------------------------------------------------------------------------------------
@@ -350,15 +352,15 @@ class Connection:
     ) -> InFlightRequest:
         """Sends a request and returns at once. ``has_response`` is False for Produce with acks=0.
 
-        ``timeout`` is in seconds, by default ``request.timeout.ms``. The connection is closed if the response
-        has not arrived by then.
+        ``timeout`` is in seconds, by default ``request.timeout.ms``. A later response
+        closes the connection.
         """
         if version is None:
             version = self.version(key)
-        self.used = now = time.monotonic()
+        self.last_used_s = now = time.monotonic()
         if now >= self._login_session.renew_at:
-            self._renew(now)
-        request = InFlightRequest(self, key, version, 0, now + (timeout or self._timeout), tag)
+            self._reauthenticate(now)
+        request = InFlightRequest(self, key, version, 0, now + (timeout or self._request_timeout_s), tag)
         with self._send_lock:
             self._write_request(request, message, has_response)
         if request.error is not None:
@@ -369,8 +371,8 @@ class Connection:
         """Writes a request. The caller holds the send lock."""
         if self.closed:
             raise BrokerUnreachable(f"the connection to broker {self.address} is closed", broker=self.address)
-        self._correlation = (self._correlation + 1) & 0x7FFFFFFF
-        request.correlation_id = self._correlation
+        self._last_correlation_id = (self._last_correlation_id + 1) & 0x7FFFFFFF
+        request.correlation_id = self._last_correlation_id
         frame = encode_request(
             request.api_key, request.version, request.correlation_id, self._client_id, message
         )
@@ -379,7 +381,7 @@ class Connection:
         else:
             request.done = True
         try:
-            self._write(frame, request.expires)
+            self._write(frame, request.expires_s)
         except OSError as problem:
             self._fail(self._connection_error(problem))
 
@@ -388,7 +390,7 @@ class Connection:
     def _call_until(self, deadline: float, key: ApiKey, message: Any, version: int | None) -> Any:
         """Sends a request of a login and waits until ``deadline``. No other thread sends meanwhile."""
         version = self.version(key) if version is None else version
-        timeout = min(self._timeout, max(0.001, deadline - time.monotonic()))
+        timeout = min(self._request_timeout_s, max(0.001, deadline - time.monotonic()))
         request = InFlightRequest(self, key, version, 0, time.monotonic() + timeout, None)
         self._write_request(request, message)
         while not request.done:
@@ -407,25 +409,25 @@ class Connection:
         """Whether the SASL session has expired: the broker closes the connection at the next request."""
         return now >= self._login_session.ends_at
 
-    def _renew(self, now: float) -> None:
+    def _reauthenticate(self, now: float) -> None:
         """Logs in again on this connection (KIP-368); other requests continue while the session is valid."""
         with self._send_lock:
-            if self._renewing or self.closed or now < self._login_session.renew_at:
+            if self._is_reauthenticating or self.closed or now < self._login_session.renew_at:
                 return  # Another thread has logged in again, or is doing so.
-            self._renewing = True
+            self._is_reauthenticating = True
         if self.is_session_expired(now):
-            self._renew_now()
+            self._reauthenticate_now()
         else:
-            threading.Thread(target=self._renew_now, name="tidemill-login", daemon=True).start()
+            threading.Thread(target=self._reauthenticate_now, name="tidemill-login", daemon=True).start()
 
-    def _renew_now(self) -> None:
+    def _reauthenticate_now(self) -> None:
         """Logs in; sends nothing else meanwhile, since the broker would treat it as part of the login."""
         if self._login is None:
             return
         try:
             mechanism = self._login.begin()
             with self._send_lock:
-                send_request = partial(self._call_until, time.monotonic() + self._timeout)
+                send_request = partial(self._call_until, time.monotonic() + self._request_timeout_s)
                 self._login_session = authenticate(send_request, self._login, mechanism, self.address)
         except LoginNotExpected:
             again = time.monotonic() + RENEW_AGAIN_SECONDS
@@ -435,7 +437,7 @@ class Connection:
         except TidemillError as problem:
             self._fail(AuthenticationFailed(str(problem), broker=self.address))
         finally:
-            self._renewing = False
+            self._is_reauthenticating = False
 
     def _write(self, frame: bytes, deadline: float) -> None:
         view = memoryview(frame)
@@ -444,7 +446,7 @@ class Connection:
             raise OSError(errno.ENOTCONN, "not connected")
         while view:
             try:
-                with self._session:
+                with self._tls_lock:
                     view = view[opened.send(view) :]
             except (BlockingIOError, TimeoutError):
                 if time.monotonic() > deadline:
@@ -458,7 +460,7 @@ class Connection:
                 return request.done
             try:
                 if (
-                    not self._read_until(min(deadline, request.expires), request)
+                    not self._read_until(min(deadline, request.expires_s), request)
                     and time.monotonic() >= deadline
                 ):
                     return False
@@ -468,21 +470,21 @@ class Connection:
 
     def _begin_reading(self, request: InFlightRequest | None = None, deadline: float | None = None) -> bool:
         """Waits until no other thread reads; returns False at ``deadline``, or once ``request`` has ended."""
-        with self._reading:
-            while self._is_read and (request is None or not request.done):
+        with self._reader_changed:
+            while self._has_reader and (request is None or not request.done):
                 left_s = None if deadline is None else deadline - time.monotonic()
                 if left_s is not None and left_s <= 0:
                     return False
-                self._reading.wait(left_s)
+                self._reader_changed.wait(left_s)
             if request is not None and request.done:
                 return False
-            self._is_read = True
+            self._has_reader = True
             return True
 
     def _end_reading(self) -> None:
-        with self._reading:
-            self._is_read = False
-            self._reading.notify_all()
+        with self._reader_changed:
+            self._has_reader = False
+            self._reader_changed.notify_all()
 
     def _read_until(self, deadline: float, request: InFlightRequest) -> bool:
         """Reads a response if one arrives by ``deadline``; closes on expiry. Returns ``request.done``."""
@@ -490,7 +492,7 @@ class Connection:
             return True
         if self._readable(max(0.0, deadline - time.monotonic())):
             self._receive()
-        elif time.monotonic() >= request.expires:
+        elif time.monotonic() >= request.expires_s:
             self._fail(self._timeout_error(request))
         return request.done
 
@@ -506,7 +508,7 @@ class Connection:
     ) -> Any:
         """Sends a request and returns its decoded response."""
         request = self.send(key, message, version=version, timeout=timeout)
-        self.wait(request, (timeout or self._timeout) + 1)
+        self.wait(request, (timeout or self._request_timeout_s) + 1)
         if not request.done:
             self._fail(self._timeout_error(request))
         return request.response()
@@ -523,12 +525,12 @@ class Connection:
     def expire(self, now: float) -> bool:
         """Closes the connection if its oldest request has expired; returns whether it did."""
         oldest = self._pending[0] if self._pending else None
-        if oldest is not None and now >= oldest.expires:
+        if oldest is not None and now >= oldest.expires_s:
             self._fail(self._timeout_error(oldest))
             return True
         return False
 
-    def unanswered(self) -> InFlightRequest | None:
+    def oldest_unanswered(self) -> InFlightRequest | None:
         """The oldest request without a response; None if a response has begun to arrive. From any thread."""
         try:
             oldest = self._pending[0]
@@ -548,12 +550,12 @@ class Connection:
         """Whether TLS has or may have unread bytes: True also while another thread uses the session."""
         if self._tls is None:
             return False
-        if not self._session.acquire(blocking=False):
+        if not self._tls_lock.acquire(blocking=False):
             return True
         try:
             return bool(opened.pending())
         finally:
-            self._session.release()
+            self._tls_lock.release()
 
     @property
     def in_flight(self) -> int:
@@ -570,10 +572,10 @@ class Connection:
         if self.closed:
             return False
         if self._tls is not None:
-            with self._session:
+            with self._tls_lock:
                 if self._socket is not None and self._socket.pending():
                     return True
-        return bool(self._poll.poll(max(0, int(timeout * 1000 + 0.999))))
+        return bool(self._poller.poll(max(0, int(timeout * 1000 + 0.999))))
 
     def _receive(self) -> None:
         """Reads one whole response and stores it in its request. No other thread reads meanwhile."""
@@ -581,7 +583,7 @@ class Connection:
             if not self._pending:
                 raise ProtocolError("a response without a request")
             request = self._pending[0]
-            deadline = max(request.expires, time.monotonic() + TICK_SECONDS)
+            deadline = max(request.expires_s, time.monotonic() + TICK_SECONDS)
             frame = self._next_frame(deadline)
             correlation = int.from_bytes(frame[:4], "big", signed=True)
             if correlation != request.correlation_id:
@@ -596,14 +598,14 @@ class Connection:
             self._pending.popleft()
         except IndexError:
             return  # Another thread has closed the connection meanwhile, which ended the request.
-        self.used = time.monotonic()
-        self._is_known = self._is_known or request.api_key != ApiKey.API_VERSIONS
+        self.last_used_s = time.monotonic()
+        self._has_responded = self._has_responded or request.api_key != ApiKey.API_VERSIONS
         request.frame = frame
         request.done = True
 
     def _next_frame(self, deadline: float) -> bytes:
         """Returns the next response, without its size field. Receives no bytes after it."""
-        frames = self._frames
+        frames = self._frame_reader
         try:
             start = frames.next_frame()
             while start == NEED_DATA:
@@ -628,7 +630,7 @@ class Connection:
         flags = 0 if self._tls is not None else socket.MSG_WAITALL
         while True:
             try:
-                with self._session:
+                with self._tls_lock:
                     piece = opened.recv(min(count, RECEIVE_SLICE), flags)
             except (BlockingIOError, TimeoutError):
                 piece = b""
@@ -648,7 +650,7 @@ class Connection:
         text = (
             f"the connection to broker {self.address} broke: {fault_of(problem)}; it is reopened when needed"
         )
-        if self._versions and not self._is_known and self._login is None:
+        if self._broker_versions and not self._has_responded and self._login is None:
             text += ". If that listener requires a login, set security.protocol=sasl_ssl or sasl_plaintext"
         broken = ConnectionBroken(text, broker=self.address)
         broken.reason = problem
@@ -673,7 +675,7 @@ class Connection:
             with contextlib.suppress(OSError):
                 found.shutdown(socket.SHUT_RDWR)
             with contextlib.suppress(OSError, KeyError, ValueError):
-                self._poll.unregister(found)
+                self._poller.unregister(found)
             found.close()
             self._socket = None
         # A thread that found the connection open before may have added its request since.

@@ -69,12 +69,12 @@ class ConnectionAttempts:
         finally:
             del self._since[made]
 
-    def slow(self, than_s: float) -> list[tuple[float, Connection]]:
+    def slow_attempts(self, than_s: float) -> list[tuple[float, Connection]]:
         """Returns the connections whose opening takes longer, and since when, in monotonic seconds."""
         now = time.monotonic()
         return [(since, made) for made, since in list(self._since.items()) if now - since > than_s]
 
-    def first(self, openers: Sequence[Opener], deadline: float) -> Connection:
+    def open_first(self, openers: Sequence[Opener], deadline: float) -> Connection:
         """Returns the first connection that opens. Tries the next broker once one has failed or is slow.
 
         Raises NoAnswerYet at ``deadline`` (monotonic; the first attempt has at least a second), and
@@ -97,7 +97,7 @@ class ConnectionAttempts:
                 now = time.monotonic()
                 is_waiting = any(not attempt.done for attempt in attempts)
                 if todo and (not is_waiting or now >= next_at):
-                    attempts.append(self._begin(todo.popleft()))
+                    attempts.append(self._start(todo.popleft()))
                     next_at = now + HEAD_START_S
                 elif not is_waiting or now >= deadline:
                     for attempt in attempts:
@@ -108,7 +108,7 @@ class ConnectionAttempts:
                 else:
                     self._changed.wait(max(0.0, min(deadline, next_at if todo else deadline) - now))
 
-    def _begin(self, opener: Opener) -> Attempt:
+    def _start(self, opener: Opener) -> Attempt:
         """Starts a thread that opens a connection, unless one is running. The caller holds the lock."""
         running = self._attempts.get(opener.key)
         if running is not None:
@@ -130,7 +130,7 @@ class ConnectionAttempts:
         return attempt
 
     def close(self) -> None:
-        """Makes every :meth:`first` raise ClientClosed."""
+        """Makes every :meth:`open_first` raise ClientClosed."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -147,7 +147,7 @@ class Failure(NamedTuple):
     reason: str
 
 
-class Failures:
+class BrokerFailures:
     """The failed brokers of one client, by their ids."""
 
     def __init__(self, config: ClientConfig, randomness: random.Random) -> None:
@@ -155,7 +155,7 @@ class Failures:
         self._random = randomness
         self._found: dict[int, Failure] = {}
 
-    def failed(self, node_id: int, problem: TidemillError | None = None) -> None:
+    def record(self, node_id: int, problem: TidemillError | None = None) -> None:
         """Records a failure: the broker is not tried during a growing pause, with a jitter of a fifth."""
         now = time.monotonic()
         before = self._found.get(node_id)
@@ -168,11 +168,11 @@ class Failures:
         reason = str(problem) if problem else before.reason if before else ""
         self._found[node_id] = Failure(count + 1, now + pause, since, reason)
 
-    def ended(self, node_id: int) -> None:
+    def clear(self, node_id: int) -> None:
         """Forgets the failures of a broker that answered."""
         self._found.pop(node_id, None)
 
-    def pause(self, node_id: int) -> float:
+    def delay(self, node_id: int) -> float:
         """Seconds until a failed broker may be tried again; 0 if it may be tried now."""
         found = self._found.get(node_id)
         return max(0.0, found.until - time.monotonic()) if found else 0.0

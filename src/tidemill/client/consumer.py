@@ -42,7 +42,7 @@ from tidemill.client.fetcher import Fetcher, PartitionPosition
 from tidemill.client.group_offsets import COORDINATOR_MOVED, Committed, fetch_offsets
 from tidemill.client.network_client import NetworkClient
 from tidemill.client.offset_resets import OffsetResets
-from tidemill.client.offsets import EARLIEST, LATEST, OffsetAt, by_leader, list_offsets
+from tidemill.client.offsets import EARLIEST, LATEST, OffsetAt, list_offsets, partitions_by_leader
 from tidemill.client.wait_reasons import Wait
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
@@ -90,29 +90,29 @@ class Consumer:
         **keywords: Any,
     ) -> None:
         self.config = config_of(CONSUMER, bootstrap_servers, config, keywords)
-        self._cluster = NetworkClient(self.config)
-        self._cluster.create = self.config.bool("allow.auto.create.topics")
+        self._network_client = NetworkClient(self.config)
+        self._network_client.allow_auto_topic_creation = self.config.bool("allow.auto.create.topics")
         self._positions: dict[TopicPartition, PartitionPosition] = {}
-        self._unread: dict[TopicPartition, int] = {}
+        self._iteration_positions: dict[TopicPartition, int] = {}
         """The position of an iteration in the records of its last poll."""
         self._returned_offsets: dict[TopicPartition, int] = {}
         """The first offset of the records returned last, which the user may still be processing."""
-        self._fetcher = Fetcher(self._cluster, self._positions)
-        self._resets = OffsetResets(self._cluster, self._positions, self._fetcher)
-        self._timeout = self.config.seconds("default.api.timeout.ms")
-        self._policy = self.config.str("auto.offset.reset")
+        self._fetcher = Fetcher(self._network_client, self._positions)
+        self._offset_resets = OffsetResets(self._network_client, self._positions, self._fetcher)
+        self._default_api_timeout_s = self.config.seconds("default.api.timeout.ms")
+        self._auto_offset_reset = self.config.str("auto.offset.reset")
         self._closed = False
         self._user_lock = threading.RLock()
-        self._names: set[str] = set()
+        self._subscribed_topics: set[str] = set()
         self._pattern: re.Pattern[str] | None = None
         self._listener: RebalanceListener | None = None
-        self._group: ConsumerCoordinator | None = None
+        self._coordinator: ConsumerCoordinator | None = None
         self._subscribed = False
         self._subscribed_at = 0.0
-        self._seen_version = -1
+        self._seen_metadata_version = -1
         self._auto_commit = self.config.bool("enable.auto.commit") and bool(self.config["group.id"])
-        self._commit_every = self.config.seconds("auto.commit.interval.ms")
-        self._next_commit = time.monotonic() + self._commit_every
+        self._auto_commit_interval_s = self.config.seconds("auto.commit.interval.ms")
+        self._next_auto_commit = time.monotonic() + self._auto_commit_interval_s
         self._woken = False
         self._closing = False
         wait_reasons.register(self)
@@ -139,28 +139,29 @@ class Consumer:
                 raise ConfigError("subscribe() needs group.id; without a group, assign() partitions")
             if self._positions and not self._subscribed:
                 raise ValueError("partitions are assigned; unsubscribe() first")
-            self._names = names
+            self._subscribed_topics = names
             self._pattern = re.compile(pattern) if pattern is not None else None
-            self._cluster.every = pattern is not None
-            self._cluster.request_refresh()
-            self._seen_version = -1
+            self._network_client.needs_all_topics = pattern is not None
+            self._network_client.request_refresh()
+            self._seen_metadata_version = -1
             self._listener = listener
             self._subscribed = True
             self._subscribed_at = time.monotonic()
-            if self._group is None:
-                self._group = self._create_coordinator()
+            if self._coordinator is None:
+                self._coordinator = self._create_coordinator()
             else:
-                self._group.request_rejoin("the subscription changed")
-            self._group.is_subscribed = True
+                self._coordinator.request_rejoin("the subscription changed")
+            self._coordinator.is_subscribed = True
 
     def unsubscribe(self) -> None:
         """Leaves the group, and drops assigned partitions."""
         with self._acquire():
-            self._leave("unsubscribed")
+            self._leave_group("unsubscribed")
             for item in list(self._positions):
-                self._drop(item)
-            self._names, self._pattern, self._listener, self._subscribed = set(), None, None, False
-            self._cluster.every = False
+                self._remove_position(item)
+            self._subscribed_topics, self._subscribed = set(), False
+            self._pattern, self._listener = None, None
+            self._network_client.needs_all_topics = False
 
     def assign(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
         """Assigns partitions without a group. Partitions that were assigned before keep their positions."""
@@ -170,10 +171,10 @@ class Consumer:
             wanted = {TopicPartition(*item) for item in partitions}
             for item in list(self._positions):
                 if item not in wanted:
-                    self._drop(item)
+                    self._remove_position(item)
             self._add_positions(wanted)
             if self._auto_commit:
-                self._member()
+                self._require_coordinator()
 
     def assignment(self) -> set[TopicPartition]:
         """Returns the assigned partitions."""
@@ -181,7 +182,7 @@ class Consumer:
 
     def subscription(self) -> set[str]:
         """Returns the subscribed topics; with a pattern, the topics that matched last."""
-        return set(self._names)
+        return set(self._subscribed_topics)
 
     # -- Poll ---------------------------------------------------------------------------------------------
 
@@ -194,7 +195,7 @@ class Consumer:
         count = self.config.int("max.poll.records") if max_records is None else max_records
         with self._acquire():
             self._begin_poll()
-            found = self._await(timeout, lambda: collect(self._fetcher, self._positions, count))
+            found = self._poll_until(timeout, lambda: collect(self._fetcher, self._positions, count))
             return ConsumerRecords(found or {})
 
     def poll_arrow(
@@ -207,7 +208,7 @@ class Consumer:
         """
         with self._acquire():
             self._begin_poll()
-            return self._await(
+            return self._poll_until(
                 timeout, lambda: collect_arrow(self._fetcher, self._positions, include_headers, bytes_max)
             )
 
@@ -215,25 +216,25 @@ class Consumer:
         """Iterates over records until the consumer is closed. Commits include the records returned so far."""
         while not self._closed:
             records = self.poll(1.0)
-            self._unread.update({item: records[item][0].offset for item in records.partitions()})
+            self._iteration_positions.update({item: records[item][0].offset for item in records.partitions()})
             for record in records:
                 item = TopicPartition(record.topic, record.partition)
-                if item in self._unread:  # Otherwise it was revoked or sought.
-                    self._unread[item] = record.offset + 1
+                if item in self._iteration_positions:  # Otherwise it was revoked or sought.
+                    self._iteration_positions[item] = record.offset + 1
                     self._returned_offsets = {item: record.offset}
                     yield record
-            self._unread.clear()
+            self._iteration_positions.clear()
 
     def _begin_poll(self) -> None:
         """Marks the records of the last poll as processed; refetches the records that an iteration did not
         return.
         """
         self._returned_offsets.clear()
-        for item, offset in list(self._unread.items()):
+        for item, offset in list(self._iteration_positions.items()):
             self._positions[item].offset = offset
-            self._forget(item)
+            self._drop_fetched_records(item)
 
-    def _await(self, timeout: float, collect: Callable[[], Any]) -> Any:
+    def _poll_until(self, timeout: float, collect: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + timeout
         if not self._subscribed and not self._positions:
             raise ValueError("the consumer has nothing to read; subscribe() or assign() first")
@@ -241,44 +242,46 @@ class Consumer:
             if self._woken:
                 self._woken = False
                 return None
-            wait = self._coordinate(deadline)
+            wait = self._update_assignment_metadata(deadline)
             self._fetcher.handle_responses()
             before = {
-                chunk.item: chunk.next_offset
-                for chunk in self._fetcher.chunks
-                if chunk.item in self._positions and self._positions[chunk.item].offset == chunk.next_offset
+                fetch.topic_partition: fetch.next_offset
+                for fetch in self._fetcher.completed_fetches
+                if fetch.topic_partition in self._positions
+                and self._positions[fetch.topic_partition].offset == fetch.next_offset
             }
             found = collect()
             if found:
                 self._returned_offsets = before
                 return found
-            wait = min(wait, self._fetcher.send())
+            wait = min(wait, self._fetcher.send_fetches())
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
-            self._fetcher.wait(min(left, wait), self._resets.connections)
+            self._fetcher.wait(min(left, wait), self._offset_resets.connections)
 
-    def _coordinate(self, deadline: float) -> float:
+    def _update_assignment_metadata(self, deadline: float) -> float:
         """Advances membership, metadata, commits and positions; returns the seconds until the next useful
         call.
         """
-        group = self._group
+        coordinator = self._coordinator
         wait = 1.0
-        if self._cluster.needs_refresh():
-            if self._seen_version < 0 and self._subscribed:
+        if self._network_client.needs_refresh():
+            if self._seen_metadata_version < 0 and self._subscribed:
                 self._first_metadata(deadline)
             else:
-                self._cluster.refresh_soon(self._fetcher.wake)
+                self._network_client.refresh_in_background(self._fetcher.wake)
         self._update_subscription()
-        if group is not None and self._subscribed:
-            group.commits.finish()
-            self._commit_in_time()
-            if not group.step(deadline):
+        if coordinator is not None and self._subscribed:
+            coordinator.commits.handle_responses()
+            self._auto_commit_if_due()
+            if not coordinator.poll(deadline):
                 return 0.1
-            wait = min(wait, max(0.0, self._next_commit - time.monotonic())) if self._auto_commit else wait
-        elif group is not None:
-            group.commits.finish()
-            self._commit_in_time()
+            if self._auto_commit:
+                wait = min(wait, max(0.0, self._next_auto_commit - time.monotonic()))
+        elif coordinator is not None:
+            coordinator.commits.handle_responses()
+            self._auto_commit_if_due()
         try:
             return min(wait, self._update_positions(deadline))
         except ClientError as problem:
@@ -289,12 +292,12 @@ class Consumer:
 
     def _first_metadata(self, deadline: float) -> None:
         try:
-            self._cluster.refresh(max(deadline, time.monotonic() + 0.5), self._names)
+            self._network_client.refresh(max(deadline, time.monotonic() + 0.5), self._subscribed_topics)
         except NoAnswerYet:
-            if time.monotonic() - self._subscribed_at > self._timeout:
+            if time.monotonic() - self._subscribed_at > self._default_api_timeout_s:
                 raise
         except (BrokerUnreachable, RequestTimeout):
-            if not self._cluster.nodes:
+            if not self._network_client.nodes:
                 raise
 
     def _update_subscription(self) -> None:
@@ -302,33 +305,34 @@ class Consumer:
 
         Raises the AuthenticationFailed of a helper thread.
         """
-        self._cluster.raise_refusal()
-        if self._cluster.version == self._seen_version or not self._cluster.version:
+        self._network_client.raise_authentication_error()
+        version = self._network_client.metadata_version
+        if version in (0, self._seen_metadata_version):
             return
-        self._seen_version = self._cluster.version
+        self._seen_metadata_version = version
         self._raise_topic_errors()
-        group = self._group
-        if group is None or not self._subscribed:
+        coordinator = self._coordinator
+        if coordinator is None or not self._subscribed:
             return
         if self._pattern is not None:
             hide = self.config.bool("exclude.internal.topics")
             match = self._pattern.fullmatch
             names = {
                 topic.name
-                for topic in self._cluster.topics.values()
+                for topic in self._network_client.topics.values()
                 if match(topic.name) and not (hide and topic.internal)
             }
-            if names != self._names:
-                self._names = names
-                group.request_rejoin("the topics that match the pattern changed")
-        group.metadata_changed()
+            if names != self._subscribed_topics:
+                self._subscribed_topics = names
+                coordinator.request_rejoin("the topics that match the pattern changed")
+        coordinator.metadata_changed()
 
     def _raise_topic_errors(self) -> None:
         """Raises a permanent error of the topics, once for each refresh of the metadata, as Java's consumer
         does.
         """
-        names = self._names if self._subscribed else {item.topic for item in self._positions}
-        errors = self._cluster.errors
+        names = self._subscribed_topics if self._subscribed else {item.topic for item in self._positions}
+        errors = self._network_client.topic_errors
         failed = sorted(name for name in names if errors.get(name) in PERMANENT_ERRORS)
         if failed:
             raise error_for(errors[failed[0]], f"read {', '.join(map(repr, failed))}", topic=failed[0])
@@ -346,7 +350,8 @@ class Consumer:
         Raises CommitFailed if the group rebalanced without this member.
         """
         with self._acquire():
-            self._member().commits.commit(self._offsets_to_commit(offsets), self._deadline(timeout))
+            commits = self._require_coordinator().commits
+            commits.commit(self._offsets_to_commit(offsets), self._deadline(timeout))
             if offsets is None:
                 self._returned_offsets.clear()
 
@@ -358,7 +363,7 @@ class Consumer:
     ) -> None:
         """Commits without waiting. A later poll() or close() calls ``on_commit(error or None)``."""
         with self._acquire():
-            self._member().commits.commit_async(
+            self._require_coordinator().commits.commit_async(
                 self._offsets_to_commit(offsets), self._deadline(None), on_commit or _log_failed_commit
             )
             if offsets is None:
@@ -369,26 +374,26 @@ class Consumer:
     ) -> dict[TopicPartition, Committed]:
         """Returns the committed offsets of the group; omits partitions without an offset."""
         with self._acquire():
-            self._member()
+            self._require_coordinator()
             return self._fetch_committed([TopicPartition(*i) for i in partitions], self._deadline(timeout))
 
-    def _member(self) -> ConsumerCoordinator:
+    def _require_coordinator(self) -> ConsumerCoordinator:
         if not self.config["group.id"]:
             raise ConfigError("committed offsets need group.id")
-        if self._group is None:
-            self._group = self._create_coordinator()
-        return self._group
+        if self._coordinator is None:
+            self._coordinator = self._create_coordinator()
+        return self._coordinator
 
     def _create_coordinator(self) -> ConsumerCoordinator:
         assignors = assignors_for(self.config["partition.assignment.strategy"])
-        return ConsumerCoordinator(self._cluster, assignors, _RebalanceCallbacks(self))
+        return ConsumerCoordinator(self._network_client, assignors, _RebalanceCallbacks(self))
 
     def _offsets_to_commit(
         self, offsets: Mapping[TopicPartition, int | Committed] | None
     ) -> dict[TopicPartition, tuple[int, int, str]]:
         if offsets is None:
             return {
-                item: (self._unread.get(item, position.offset), -1, "")
+                item: (self._iteration_positions.get(item, position.offset), -1, "")
                 for item, position in self._positions.items()
                 if position.offset is not None
             }
@@ -399,16 +404,16 @@ class Consumer:
             for item, at in offsets.items()
         }
 
-    def _commit_in_time(self) -> None:
-        if not self._auto_commit or time.monotonic() < self._next_commit:
+    def _auto_commit_if_due(self) -> None:
+        if not self._auto_commit or time.monotonic() < self._next_auto_commit:
             return
-        self._next_commit = time.monotonic() + self._commit_every
+        self._next_auto_commit = time.monotonic() + self._auto_commit_interval_s
         offsets = self._offsets_to_commit(None)
-        group = self._group
-        if not offsets or group is None or (self._subscribed and group.generation < 0):
+        coordinator = self._coordinator
+        if not offsets or coordinator is None or (self._subscribed and coordinator.generation < 0):
             return
         try:
-            group.commits.commit_async(offsets, time.monotonic() + 1, _log_failed_commit)
+            coordinator.commits.commit_async(offsets, time.monotonic() + 1, _log_failed_commit)
         except ClientError as problem:
             _log_failed_commit(problem)
 
@@ -416,13 +421,13 @@ class Consumer:
         """Adds a position for each partition that has none; requests the metadata of unknown topics."""
         for item in items:
             self._positions.setdefault(item, PartitionPosition())
-        missing = {item.topic for item in items if item.topic not in self._cluster.topics}
+        missing = {item.topic for item in items if item.topic not in self._network_client.topics}
         if missing:
-            self._cluster.add_topics(missing)
+            self._network_client.add_topics(missing)
 
-    def _drop(self, item: TopicPartition) -> None:
+    def _remove_position(self, item: TopicPartition) -> None:
         self._positions.pop(item, None)
-        self._forget(item)
+        self._drop_fetched_records(item)
 
     # -- Positions ----------------------------------------------------------------------------------------
 
@@ -443,14 +448,14 @@ class Consumer:
             self._user_lock.release()
 
     def _deadline(self, timeout: float | None) -> float:
-        return time.monotonic() + (self._timeout if timeout is None else timeout)
+        return time.monotonic() + (self._default_api_timeout_s if timeout is None else timeout)
 
     def _update_positions(self, deadline: float) -> float:
         """Sets unknown positions: from committed offsets, otherwise by ``auto.offset.reset``.
 
         Returns the seconds until the next useful call.
         """
-        unknown = [i for i, p in self._positions.items() if p.offset is None and p.reset is None]
+        unknown = [i for i, p in self._positions.items() if p.offset is None and p.reset_timestamp is None]
         if unknown:
             committed: dict[TopicPartition, Committed] = {}
             if self.config["group.id"]:
@@ -459,7 +464,7 @@ class Consumer:
                 position = self._positions[item]
                 if item in committed:
                     position.offset = committed[item].offset
-                elif self._policy == "none":
+                elif self._auto_offset_reset == "none":
                     raise NoOffset(
                         f"no offset is committed for {item}, and auto.offset.reset=none; seek(), or set "
                         "earliest or latest",
@@ -467,14 +472,14 @@ class Consumer:
                         partition=item.partition,
                     )
                 else:
-                    position.reset = EARLIEST if self._policy == "earliest" else LATEST
-        return self._resets.step()
+                    position.reset_timestamp = EARLIEST if self._auto_offset_reset == "earliest" else LATEST
+        return self._offset_resets.reset_positions()
 
     def _fetch_committed(
         self, items: Iterable[TopicPartition], deadline: float
     ) -> dict[TopicPartition, Committed]:
         return fetch_offsets(
-            self._cluster,
+            self._network_client,
             self.config.str("group.id"),
             items,
             deadline,
@@ -495,8 +500,8 @@ class Consumer:
             if offset < 0:
                 raise ValueError(f"offset {offset} of {partition}: offsets count from 0")
             position = self._position_of(partition)
-            position.offset, position.reset = offset, None
-            self._forget(TopicPartition(*partition))
+            position.offset, position.reset_timestamp = offset, None
+            self._drop_fetched_records(TopicPartition(*partition))
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Sets the positions to the first records, of all partitions without an argument."""
@@ -510,13 +515,13 @@ class Consumer:
         with self._acquire():
             for item in partitions or list(self._positions):
                 position = self._position_of(item)
-                position.offset, position.reset = None, where
-                self._forget(TopicPartition(*item))
+                position.offset, position.reset_timestamp = None, where
+                self._drop_fetched_records(TopicPartition(*item))
 
-    def _forget(self, item: TopicPartition) -> None:
+    def _drop_fetched_records(self, item: TopicPartition) -> None:
         """Drops the fetched records of a partition and the progress of an iteration in them."""
-        self._fetcher.forget(item)
-        self._unread.pop(item, None)
+        self._fetcher.drop_completed_fetches(item)
+        self._iteration_positions.pop(item, None)
         self._returned_offsets.pop(item, None)
 
     def position(self, partition: TopicPartition, timeout: float | None = None) -> int:
@@ -526,20 +531,22 @@ class Consumer:
             while True:
                 offset = self._position_of(partition).offset
                 if offset is not None:
-                    return self._unread.get(TopicPartition(*partition), offset)
-                by_leader(self._cluster, [TopicPartition(*partition)], deadline, "look up an offset of")
+                    return self._iteration_positions.get(TopicPartition(*partition), offset)
+                partitions_by_leader(
+                    self._network_client, [TopicPartition(*partition)], deadline, "look up an offset of"
+                )
                 left = deadline - time.monotonic()
                 if left <= 0:
                     late = RequestTimeout(
                         f"the position in {partition} is unknown after "
                         f"{time.monotonic() - began:.1f} s; check that the leader of the partition is running"
                     )
-                    raise self._resets.failures.get(TopicPartition(*partition), late)
-                if self._cluster.needs_refresh():
-                    self._cluster.refresh(deadline)
+                    raise self._offset_resets.failures.get(TopicPartition(*partition), late)
+                if self._network_client.needs_refresh():
+                    self._network_client.refresh(deadline)
                 wait = self._update_positions(deadline)
                 if self._position_of(partition).offset is None:
-                    self._fetcher.wait(min(left, wait), self._resets.connections, for_records=False)
+                    self._fetcher.wait(min(left, wait), self._offset_resets.connections, for_records=False)
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Returns no records of the partitions until :meth:`resume`; the membership continues."""
@@ -588,28 +595,28 @@ class Consumer:
             wanted = {TopicPartition(*item): stamp for item, stamp in times_ms.items()}
             if any(stamp < 0 for stamp in wanted.values()):
                 raise ValueError("times are milliseconds since 1970, not negative")
-            found = list_offsets(self._cluster, wanted, self._deadline(timeout))
+            found = list_offsets(self._network_client, wanted, self._deadline(timeout))
             return {item: (at if at.offset >= 0 else None) for item, at in found.items()}
 
     def beginning_offsets(
         self, partitions: Iterable[TopicPartition], timeout: float | None = None
     ) -> dict[TopicPartition, int]:
         """Returns the log start offset of each partition."""
-        return self._ends(partitions, EARLIEST, timeout)
+        return self._beginning_or_end_offsets(partitions, EARLIEST, timeout)
 
     def end_offsets(
         self, partitions: Iterable[TopicPartition], timeout: float | None = None
     ) -> dict[TopicPartition, int]:
         """Returns the high watermark of each partition, or the last stable offset with read_committed."""
-        return self._ends(partitions, LATEST, timeout)
+        return self._beginning_or_end_offsets(partitions, LATEST, timeout)
 
-    def _ends(
+    def _beginning_or_end_offsets(
         self, partitions: Iterable[TopicPartition], where: int, timeout: float | None
     ) -> dict[TopicPartition, int]:
         with self._acquire():
             wanted = {TopicPartition(*item): where for item in partitions}
             found = list_offsets(
-                self._cluster,
+                self._network_client,
                 wanted,
                 self._deadline(timeout),
                 committed_only=self._fetcher.committed_only,
@@ -619,14 +626,14 @@ class Consumer:
     def partitions_for(self, topic: str, timeout: float | None = None) -> list[TopicPartition]:
         """Returns the partitions of a topic. Raises ClientError if the topic does not exist."""
         with self._acquire():
-            known = self._cluster.topic(topic, self._deadline(timeout))
+            known = self._network_client.topic(topic, self._deadline(timeout))
             return [TopicPartition(topic, p.partition) for p in known.partitions]
 
     def topics(self, timeout: float | None = None) -> list[str]:
         """Returns the names of all topics."""
         with self._acquire():
-            self._cluster.refresh(self._deadline(timeout), every=True)
-            return sorted(self._cluster.topics)
+            self._network_client.refresh(self._deadline(timeout), every=True)
+            return sorted(self._network_client.topics)
 
     # -- Close --------------------------------------------------------------------------------------------
 
@@ -635,37 +642,37 @@ class Consumer:
 
         See :mod:`tidemill.client.wait_reasons`.
         """
-        group = self._group
-        found = [*self._fetcher.waits(), *self._resets.waits()]
-        return [*found, *group.waits()] if group is not None else found
+        coordinator = self._coordinator
+        found = [*self._fetcher.waits(), *self._offset_resets.waits()]
+        return [*found, *coordinator.waits()] if coordinator is not None else found
 
     def wakeup(self) -> None:
         """Ends a waiting poll() from any thread; poll() returns the records that it has, if any."""
         self._woken = True
         self._fetcher.wake()
 
-    def _leave(self, reason: str) -> None:
-        group = self._group
-        if group is None:
+    def _leave_group(self, reason: str) -> None:
+        coordinator = self._coordinator
+        if coordinator is None:
             return
         try:
             if self._subscribed:
                 callbacks = _RebalanceCallbacks(self)
                 callbacks.commit(time.monotonic() + 5)
-                owned = callbacks.owned()
+                owned = callbacks.owned_partitions()
                 if owned:
                     callbacks.revoke(owned)
             elif self._auto_commit:
                 try:
-                    group.commits.commit(self._offsets_to_commit(None), time.monotonic() + 5)
+                    coordinator.commits.commit(self._offsets_to_commit(None), time.monotonic() + 5)
                 except ClientError as problem:
                     _log_failed_commit(problem)
-            group.commits.finish(1.0)
+            coordinator.commits.handle_responses(1.0)
         finally:
             # Otherwise, after an exception of a callback, the heartbeats would continue for a closed
             # consumer.
-            group.leave(reason)
-            self._group = None
+            coordinator.leave_group(reason)
+            self._coordinator = None
 
     def close(self) -> None:
         """Commits if auto-commit is enabled, leaves the group, and closes the connections."""
@@ -675,11 +682,11 @@ class Consumer:
             # The listener may commit during the revocation, so that the consumer is marked as closed later.
             self._closing = True
             try:
-                self._leave("the consumer is closed")
+                self._leave_group("the consumer is closed")
             finally:
                 self._closed = True
                 wait_reasons.unregister(self)
-                self._cluster.close()
+                self._network_client.close()
                 self._fetcher.close()
 
     def __enter__(self) -> Consumer:
@@ -689,7 +696,7 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._unread.update(self._returned_offsets)
+            self._iteration_positions.update(self._returned_offsets)
         self.close()
 
 
@@ -705,45 +712,45 @@ class _RebalanceCallbacks:
     def subscribed_topics(self) -> set[str]:
         return self._consumer.subscription()
 
-    def owned(self) -> list[TopicPartition]:
+    def owned_partitions(self) -> list[TopicPartition]:
         return sorted(self._consumer._positions)
 
     def commit(self, deadline: float) -> None:
         consumer = self._consumer
         offsets = consumer._offsets_to_commit(None)
-        group = consumer._group
-        if not consumer._auto_commit or not offsets or group is None or group.generation < 0:
+        coordinator = consumer._coordinator
+        if not consumer._auto_commit or not offsets or coordinator is None or coordinator.generation < 0:
             return
         try:
-            group.commits.commit(offsets, max(deadline, time.monotonic() + 1))
+            coordinator.commits.commit(offsets, max(deadline, time.monotonic() + 1))
         except ClientError as problem:
             _log_failed_commit(problem)
 
     def revoke(self, items: Sequence[TopicPartition]) -> None:
         listener = self._consumer._listener
-        with self._dropping(items):
+        with self._removing_positions(items):
             if listener is not None:
                 listener.on_revoked(items)
 
     def lose(self, items: Sequence[TopicPartition]) -> None:
         listener = self._consumer._listener
-        with self._dropping(items):
+        with self._removing_positions(items):
             if listener is not None:
                 listener.on_lost(items)
 
     @contextmanager
-    def _dropping(self, items: Sequence[TopicPartition]) -> Iterator[None]:
+    def _removing_positions(self, items: Sequence[TopicPartition]) -> Iterator[None]:
         """Drops ``items`` after the block, even if the user's listener raises an exception in the block."""
         try:
             yield
         finally:
             for item in items:
-                self._consumer._drop(item)
+                self._consumer._remove_position(item)
 
     def assign(self, items: Sequence[TopicPartition], added: Sequence[TopicPartition]) -> None:
         consumer = self._consumer
         consumer._add_positions(items)
-        consumer._next_commit = time.monotonic() + consumer._commit_every
+        consumer._next_auto_commit = time.monotonic() + consumer._auto_commit_interval_s
         if consumer._listener is not None:
             consumer._listener.on_assigned(added)
 

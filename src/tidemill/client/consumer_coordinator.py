@@ -1,13 +1,15 @@
 """A consumer's membership in its group: join, sync, heartbeat, leave.
 
-========  ==========================================================================================
-state     what happens
-========  ==========================================================================================
-UNJOINED  the member revokes the partitions that it must, and sends JoinGroup
-JOINING   JoinGroup is in flight; the coordinator responds once all members have joined or timed out
-SYNCING   SyncGroup is in flight; the request of the group leader has the assignment of all members
-STABLE    the assignment is known; heartbeat responses report when a rebalance is due
-========  ==========================================================================================
+====================  ==============================================================================
+state                 meaning
+====================  ==============================================================================
+UNJOINED              the member revokes the partitions that it must, and sends JoinGroup
+PREPARING_REBALANCE   JoinGroup is in flight; the response arrives once all members have joined or
+                      timed out
+COMPLETING_REBALANCE  SyncGroup is in flight; the request of the group leader has the assignment of
+                      all members
+STABLE                the assignment is known; heartbeat responses report when a rebalance is due
+====================  ==============================================================================
 
 The polling thread joins, so that the callbacks run there; a separate thread sends heartbeats. Both change
 the state under one lock.
@@ -58,12 +60,12 @@ PROBE_S = 6.0
 """The timeout of a request that probes the coordinator during a join."""
 
 
-class State(Enum):
+class MemberState(Enum):
     """See the module's table."""
 
     UNJOINED = "unjoined"
-    JOINING = "joining"
-    SYNCING = "syncing"
+    PREPARING_REBALANCE = "preparing rebalance"
+    COMPLETING_REBALANCE = "completing rebalance"
     STABLE = "stable"
 
 
@@ -74,7 +76,7 @@ class RebalanceCallbacks(Protocol):
         """Returns the current subscription."""
         ...
 
-    def owned(self) -> list[TopicPartition]:
+    def owned_partitions(self) -> list[TopicPartition]:
         """Returns the current assignment."""
         ...
 
@@ -103,67 +105,67 @@ class ConsumerCoordinator:
     """The membership of one consumer in its group."""
 
     def __init__(
-        self, cluster: NetworkClient, assignors: Sequence[Assignor], callbacks: RebalanceCallbacks
+        self, network_client: NetworkClient, assignors: Sequence[Assignor], callbacks: RebalanceCallbacks
     ) -> None:
-        config = cluster.config
-        self._cluster = cluster
+        config = network_client.config
+        self._network_client = network_client
         self._assignors = {assignor.name: assignor for assignor in assignors}
         self._callbacks = callbacks
         self.group_id = config.str("group.id")
         self.instance_id: str | None = config["group.instance.id"]
         self._rack: str | None = config["client.rack"] or None
-        self._session_ms = config.int("session.timeout.ms")
-        self._rebalance_ms = config.int("max.poll.interval.ms")
-        self._heartbeat = config.seconds("heartbeat.interval.ms")
+        self._session_timeout_ms = config.int("session.timeout.ms")
+        self._rebalance_timeout_ms = config.int("max.poll.interval.ms")
+        self._heartbeat_interval_s = config.seconds("heartbeat.interval.ms")
         self._backoff = config.seconds("retry.backoff.ms")
         self.cooperative = all(assignor.cooperative for assignor in assignors)
-        self.state = State.UNJOINED
+        self.state = MemberState.UNJOINED
         self.member_id = ""
         self.generation = -1
         self.is_subscribed = False
         self.protocol = ""
         self.is_leader = False
-        self.rejoin = True
-        self._prepared = False
-        self._lost = False
-        self._fatal: ClientError | None = None
-        self._request: InFlightRequest | None = None
-        self._coordinator: int | None = None
+        self.rejoin_needed = True
+        self._is_join_prepared = False
+        self._is_membership_lost = False
+        self._heartbeat_error: ClientError | None = None
+        self._pending_request: InFlightRequest | None = None
+        self._coordinator_id: int | None = None
         self._is_coordinator_silent = False
         """Whether the coordinator did not answer the last probe of the heartbeat thread, during a join."""
-        self._reason = ""
-        self._counts: dict[str, int] = {}
-        self._previous: list[TopicPartition] = []
+        self._rejoin_reason = ""
+        self._partition_counts: dict[str, int] = {}
+        self._previous_partitions: list[TopicPartition] = []
         self._previous_generation = -1
         self._last_poll = time.monotonic()
         self._lock = threading.RLock()
-        self._signal = threading.Condition(self._lock)
+        self._closed_condition = threading.Condition(self._lock)
         self._closing = False
-        self._thread: threading.Thread | None = None
+        self._heartbeat_thread: threading.Thread | None = None
         self.commits = GroupCommits(self, self._backoff)
 
     # -- joining: the polling thread ----------------------------------------------------------------------
 
-    def touch(self) -> None:
+    def record_poll(self) -> None:
         """Records that the user has polled."""
         self._last_poll = time.monotonic()
 
     def request_rejoin(self, reason: str) -> None:
-        """Makes the next step rejoin the group."""
+        """Makes the next :meth:`poll` rejoin the group."""
         with self._lock:
-            self.rejoin = True
-            self._reason = reason
+            self.rejoin_needed = True
+            self._rejoin_reason = reason
 
-    def step(self, deadline: float) -> bool:
+    def poll(self, deadline: float) -> bool:
         """Advances towards STABLE, until ``deadline`` at most; returns True when STABLE.
 
         Raises the errors that prevent membership: FENCED_INSTANCE_ID, authorization, no common assignor.
         """
         while True:
-            self.touch()
-            if self._fatal is not None:
-                raise self._fatal
-            if self.state is State.STABLE and not self.rejoin and not self._lost:
+            self.record_poll()
+            if self._heartbeat_error is not None:
+                raise self._heartbeat_error
+            if self.state is MemberState.STABLE and not self.rejoin_needed and not self._is_membership_lost:
                 return True
             try:
                 if not self._advance(deadline):
@@ -173,49 +175,48 @@ class ConsumerCoordinator:
                 if not is_moved and not isinstance(problem, BrokerUnreachable | RequestTimeout):
                     raise
                 logger.debug("group %s: %s", self.group_id, problem)
-                self.forget_coordinator(problem)
-                if not self._pause(deadline):
+                self.mark_coordinator_unknown(problem)
+                if not self._back_off(deadline):
                     return False
 
     def _advance(self, deadline: float) -> bool:
         """Advances by one request; returns False if ``deadline`` passes first."""
-        if self._request is None:
-            self._prepare(deadline)
+        if self._pending_request is None:
+            self._prepare_join(deadline)
             connection = self.connection(deadline)
             self._send_join(connection)
-        request = self._request
+        request = self._pending_request
         if request is None:
             return True
         if not request.connection.wait(request, max(0.0, deadline - time.monotonic())):
             return False
-        self._request = None
+        self._pending_request = None
         try:
             response = request.response()
         except ClientError:
             with self._lock:
-                self.state = State.UNJOINED
+                self.state = MemberState.UNJOINED
             raise
-        if self.state is State.JOINING:
+        if self.state is MemberState.PREPARING_REBALANCE:
             return self._handle_join(response, request.connection, deadline)
         return self._handle_sync(response, deadline)
 
-    def _prepare(self, deadline: float) -> None:
+    def _prepare_join(self, deadline: float) -> None:
         """Revokes, before joining, the partitions that others may be assigned. Once per rebalance."""
-        if self._lost:
-            self._lost = False
-            owned = self._callbacks.owned()
+        if self._is_membership_lost:
+            self._is_membership_lost = False
+            owned = self._callbacks.owned_partitions()
             if owned:
-                logger.warning(
-                    "group %s rebalanced without this member: lost %s", self.group_id, _join_names(owned)
-                )
+                names = ", ".join(map(str, owned))
+                logger.warning("group %s rebalanced without this member: lost %s", self.group_id, names)
                 self._callbacks.lose(owned)
-            self._prepared = True
-        if self._prepared:
+            self._is_join_prepared = True
+        if self._is_join_prepared:
             return
-        self._prepared = True
-        owned = self._callbacks.owned()
+        self._is_join_prepared = True
+        owned = self._callbacks.owned_partitions()
         if self.generation >= 0:
-            self._previous, self._previous_generation = owned, self.generation
+            self._previous_partitions, self._previous_generation = owned, self.generation
         self._callbacks.commit(deadline)
         if self.cooperative:
             topics = self._callbacks.subscribed_topics()
@@ -225,34 +226,34 @@ class ConsumerCoordinator:
 
     def _send_join(self, connection: Connection) -> None:
         topics = self._callbacks.subscribed_topics()
-        owned = self._callbacks.owned() if self.cooperative else []
+        owned = self._callbacks.owned_partitions() if self.cooperative else []
         version = connection.version(ApiKey.JOIN_GROUP)
         protocols = [
             JoinGroupRequestProtocol(
                 name=assignor.name,
                 metadata=subscription_for(
-                    assignor, topics, owned, self._previous, self._previous_generation, self._rack
+                    assignor, topics, owned, self._previous_partitions, self._previous_generation, self._rack
                 ),
             )
             for assignor in self._assignors.values()
         ]
         with self._lock:
-            self.state = State.JOINING
-            self.rejoin = False
-            reason, self._reason = self._reason, ""
+            self.state = MemberState.PREPARING_REBALANCE
+            self.rejoin_needed = False
+            reason, self._rejoin_reason = self._rejoin_reason, ""
         message = JoinGroupRequest(
             group_id=self.group_id,
-            session_timeout_ms=self._session_ms,
-            rebalance_timeout_ms=self._rebalance_ms,
+            session_timeout_ms=self._session_timeout_ms,
+            rebalance_timeout_ms=self._rebalance_timeout_ms,
             member_id=self.member_id,
             group_instance_id=self.instance_id if version >= 5 else None,
             protocol_type=CONSUMER_PROTOCOL,
             protocols=protocols,
             reason=reason or None,
         )
-        timeout = self._rebalance_ms / 1000 + JOIN_GRACE_SECONDS
-        self._request = connection.send(ApiKey.JOIN_GROUP, message, version=version, timeout=timeout)
-        self._start_thread()
+        timeout = self._rebalance_timeout_ms / 1000 + JOIN_GRACE_SECONDS
+        self._pending_request = connection.send(ApiKey.JOIN_GROUP, message, version=version, timeout=timeout)
+        self._start_heartbeat_thread()
 
     def _handle_join(self, response: Any, connection: Connection, deadline: float) -> bool:
         if response.error_code:
@@ -262,11 +263,12 @@ class ConsumerCoordinator:
             self.generation = response.generation_id
             self.protocol = response.protocol_name or ""
             self.is_leader = response.leader == response.member_id
-            self.state = State.SYNCING
-            self._cluster.coordinator_trouble.ended(self.group_id)
+            self.state = MemberState.COMPLETING_REBALANCE
+            self._network_client.coordinator_warnings.ended(self.group_id)
         assignments: list[SyncGroupRequestAssignment] = []
         if self.is_leader and not response.skip_assignment:
-            assignments = self._assign(response, max(deadline, time.monotonic() + JOIN_GRACE_SECONDS))
+            assignment_deadline = max(deadline, time.monotonic() + JOIN_GRACE_SECONDS)
+            assignments = self._perform_assignment(response, assignment_deadline)
         version = connection.version(ApiKey.SYNC_GROUP)
         message = SyncGroupRequest(
             group_id=self.group_id,
@@ -277,11 +279,11 @@ class ConsumerCoordinator:
             protocol_name=self.protocol,
             assignments=assignments,
         )
-        timeout = self._rebalance_ms / 1000 + JOIN_GRACE_SECONDS
-        self._request = connection.send(ApiKey.SYNC_GROUP, message, version=version, timeout=timeout)
+        timeout = self._rebalance_timeout_ms / 1000 + JOIN_GRACE_SECONDS
+        self._pending_request = connection.send(ApiKey.SYNC_GROUP, message, version=version, timeout=timeout)
         return True
 
-    def _assign(self, response: Any, deadline: float) -> list[SyncGroupRequestAssignment]:
+    def _perform_assignment(self, response: Any, deadline: float) -> list[SyncGroupRequestAssignment]:
         """Computes the assignment of all members, as the group leader."""
         assignor = self._assignors.get(self.protocol)
         if assignor is None:
@@ -292,10 +294,10 @@ class ConsumerCoordinator:
             )
         members = read_members(response, self.group_id, self.protocol)
         wanted = {topic for member in members for topic in member.topics}
-        if any(topic not in self._cluster.topics for topic in wanted) or self._cluster.needs_refresh():
-            self._cluster.refresh(deadline, wanted)
-        self._counts = self.counts(wanted)
-        result = assignor.assign(self._counts, members)
+        if not wanted <= self._network_client.topics.keys() or self._network_client.needs_refresh():
+            self._network_client.refresh(deadline, wanted)
+        self._partition_counts = self.partition_counts(wanted)
+        result = assignor.assign(self._partition_counts, members)
         logger.debug("group %s, generation %s: %s", self.group_id, self.generation, result)
         return [
             SyncGroupRequestAssignment(
@@ -304,16 +306,17 @@ class ConsumerCoordinator:
             for member in members
         ]
 
-    def counts(self, topics: Iterable[str]) -> dict[str, int]:
+    def partition_counts(self, topics: Iterable[str]) -> dict[str, int]:
         """Returns the number of partitions of each topic that exists."""
-        known = self._cluster.topics
+        known = self._network_client.topics
         return {topic: len(known[topic].partitions) for topic in topics if topic in known}
 
     def metadata_changed(self) -> None:
         """Requests a rebalance, as the group leader, if the partitions that it assigned have changed."""
-        if self.is_leader and self.state is State.STABLE and self._counts:
-            now = self.counts(self._counts)
-            if now != self._counts and not self._cluster.errors.keys() & self._counts.keys():
+        if self.is_leader and self.state is MemberState.STABLE and self._partition_counts:
+            now = self.partition_counts(self._partition_counts)
+            errors = self._network_client.topic_errors.keys() & self._partition_counts.keys()
+            if now != self._partition_counts and not errors:
                 self.request_rejoin("the partitions of a topic changed")
 
     def _handle_sync(self, response: Any, deadline: float) -> bool:
@@ -321,12 +324,12 @@ class ConsumerCoordinator:
             return self._handle_error(response, "sync", None, deadline)
         assigned = read_assignment(response.assignment, self.group_id)
         with self._lock:
-            if self._lost:
-                self.state = State.UNJOINED
+            if self._is_membership_lost:
+                self.state = MemberState.UNJOINED
                 return True
-            self.state = State.STABLE
-            self._prepared = False
-        owned = set(self._callbacks.owned())
+            self.state = MemberState.STABLE
+            self._is_join_prepared = False
+        owned = set(self._callbacks.owned_partitions())
         revoked = sorted(owned - set(assigned))
         if revoked and self.cooperative:
             self.request_rejoin("partitions were revoked")
@@ -341,13 +344,13 @@ class ConsumerCoordinator:
         """Handles an error in the response to JoinGroup or SyncGroup; returns False at ``deadline``."""
         code = code_of(response.error_code)
         with self._lock:
-            self.state = State.UNJOINED
-            self.rejoin = True
+            self.state = MemberState.UNJOINED
+            self.rejoin_needed = True
             if code == ErrorCode.MEMBER_ID_REQUIRED:
                 self.member_id = response.member_id
                 return True
             if code in MEMBERSHIP_LOST:
-                self._reset()
+                self._reset_membership()
                 return True
             if code == ErrorCode.REBALANCE_IN_PROGRESS:
                 return True
@@ -356,26 +359,26 @@ class ConsumerCoordinator:
         if code not in COORDINATOR_MOVED:
             raise problem
         if code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-            self.forget_coordinator(problem)
+            self.mark_coordinator_unknown(problem)
         else:
-            self._cluster.coordinator_trouble.failed(self.group_id, problem)
-        return self._pause(deadline)
+            self._network_client.coordinator_warnings.failed(self.group_id, problem)
+        return self._back_off(deadline)
 
-    def _reset(self) -> None:
+    def _reset_membership(self) -> None:
         """Forgets the membership: the next join is that of a new member. The caller holds the lock."""
         self.member_id = ""
         self.generation = -1
-        self._lost = True
-        self.state = State.UNJOINED
-        self.rejoin = True
+        self._is_membership_lost = True
+        self.state = MemberState.UNJOINED
+        self.rejoin_needed = True
 
-    def lost(self) -> None:
+    def membership_lost(self) -> None:
         """Resets the membership after a refused commit, unless the member is already rejoining."""
         with self._lock:
-            if self.state is not State.JOINING:
-                self._reset()
+            if self.state is not MemberState.PREPARING_REBALANCE:
+                self._reset_membership()
 
-    def _pause(self, deadline: float) -> bool:
+    def _back_off(self, deadline: float) -> bool:
         pause = min(self._backoff, deadline - time.monotonic())
         if pause <= 0:
             return False
@@ -386,60 +389,61 @@ class ConsumerCoordinator:
 
     def connection(self, deadline: float) -> Connection:
         """Returns a connection to the coordinator, which is looked up if necessary."""
-        node_id = self._coordinator
+        node_id = self._coordinator_id
         if node_id is None:
-            node_id = self._cluster.coordinator(self.group_id, deadline)
-            self._coordinator = node_id
-        return self._cluster.connection(node_id, GROUP, deadline)
+            node_id = self._network_client.find_coordinator(self.group_id, deadline)
+            self._coordinator_id = node_id
+        return self._network_client.connection(node_id, GROUP, deadline)
 
     def coordinator_answered(self) -> None:
         """Records that the coordinator has answered a request, which ends its reported failures."""
-        self._cluster.coordinator_trouble.ended(self.group_id)
+        self._network_client.coordinator_warnings.ended(self.group_id)
 
-    def forget_coordinator(self, problem: ClientError) -> None:
+    def mark_coordinator_unknown(self, problem: ClientError) -> None:
         """Makes the next request look up the coordinator again, after ``problem``."""
-        self._cluster.coordinator_trouble.failed(self.group_id, problem)
-        self._coordinator = None
-        self._cluster.request_refresh()
+        self._network_client.coordinator_warnings.failed(self.group_id, problem)
+        self._coordinator_id = None
+        self._network_client.request_refresh()
 
     def waits(self) -> list[Wait]:
         """Returns a wait if the coordinator does not answer. From any thread."""
-        node_id = self._coordinator
+        node_id = self._coordinator_id
         # During a join, the heartbeat thread probes the coordinator over the control connection.
-        blocked = None if node_id is None else self._cluster.blocked(node_id, GROUP, CONTROL)
-        if blocked is None or self._cluster.coordinator_trouble.current is not None:
+        if node_id is None or self._network_client.coordinator_warnings.current is not None:
             return []  # NetworkClient reports the latter.
-        return [Wait(Kind.GROUP, self.group_id, blocked[1], blocked[0])]
+        blocked = self._network_client.unresponsive_reason(node_id, GROUP, CONTROL)
+        return [] if blocked is None else [Wait(Kind.GROUP, self.group_id, blocked[1], blocked[0])]
 
     # -- the heartbeat thread -----------------------------------------------------------------------------
 
-    def _start_thread(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(
+    def _start_heartbeat_thread(self) -> None:
+        if self._heartbeat_thread is None:
+            self._heartbeat_thread = threading.Thread(
                 target=self._run_heartbeats, name=f"tidemill-heartbeat-{self.group_id}", daemon=True
             )
-            self._thread.start()
+            self._heartbeat_thread.start()
 
     def _run_heartbeats(self) -> None:
         while True:
             with self._lock:
-                if self._signal.wait_for(lambda: self._closing, self._heartbeat):
+                if self._closed_condition.wait_for(lambda: self._closing, self._heartbeat_interval_s):
                     return
-                is_member = self.state in (State.STABLE, State.SYNCING) and not self._lost
+                has_joined = self.state in (MemberState.STABLE, MemberState.COMPLETING_REBALANCE)
+                is_member = has_joined and not self._is_membership_lost
                 idle = time.monotonic() - self._last_poll
             try:
                 if not is_member:
                     self._probe_coordinator()
-                elif idle > self._rebalance_ms / 1000:
-                    self._leave_idle(idle)
+                elif idle > self._rebalance_timeout_ms / 1000:
+                    self._leave_after_poll_timeout(idle)
                 else:
                     self._send_heartbeat()
             except KafkaError as problem:
                 logger.debug("heartbeat of group %s: %s", self.group_id, problem)
                 if isinstance(problem, ClientError) and not isinstance(problem, ClientClosed):
-                    self._cluster.coordinator_trouble.failed(self.group_id, problem)
+                    self._network_client.coordinator_warnings.failed(self.group_id, problem)
                 if is_member:
-                    self._coordinator = None
+                    self._coordinator_id = None
                 else:
                     self._is_coordinator_silent = True
             except Exception:
@@ -447,17 +451,18 @@ class ConsumerCoordinator:
 
     def _probe_coordinator(self) -> None:
         """Checks that the coordinator answers while a join waits, which may take minutes."""
-        node_id, request = self._coordinator, self._request
-        if node_id is None or request is None or self._heartbeat <= 0:
+        node_id, request = self._coordinator_id, self._pending_request
+        if node_id is None or request is None or self._heartbeat_interval_s <= 0:
             return
-        connection = self._cluster.connection(node_id, CONTROL, time.monotonic() + self._heartbeat)
+        deadline = time.monotonic() + self._heartbeat_interval_s
+        connection = self._network_client.connection(node_id, CONTROL, deadline)
         connection.call(ApiKey.API_VERSIONS, ApiVersionsRequest(), version=0, timeout=PROBE_S)
         if self._is_coordinator_silent:
             self._is_coordinator_silent = False
-            self._cluster.coordinator_trouble.ended(self.group_id)
+            self._network_client.coordinator_warnings.ended(self.group_id)
 
     def _send_heartbeat(self) -> None:
-        deadline = time.monotonic() + self._heartbeat
+        deadline = time.monotonic() + self._heartbeat_interval_s
         connection = self.connection(deadline)
         generation = self.generation
         version = connection.version(ApiKey.HEARTBEAT)
@@ -468,66 +473,64 @@ class ConsumerCoordinator:
             group_instance_id=self.instance_id if version >= 3 else None,
         )
         response = connection.call(
-            ApiKey.HEARTBEAT, message, version=version, timeout=max(1.0, self._session_ms / 1000)
+            ApiKey.HEARTBEAT, message, version=version, timeout=max(1.0, self._session_timeout_ms / 1000)
         )
         code = code_of(response.error_code)
         with self._lock:
             if generation != self.generation:
                 return
             if code == ErrorCode.NONE:
-                self._cluster.coordinator_trouble.ended(self.group_id)
+                self._network_client.coordinator_warnings.ended(self.group_id)
                 return
             if code == ErrorCode.REBALANCE_IN_PROGRESS:
-                if self.state is State.STABLE:
-                    self.rejoin = True
-                    self._reason = "the group rebalances"
+                if self.state is MemberState.STABLE:
+                    self.rejoin_needed = True
+                    self._rejoin_reason = "the group rebalances"
             elif code in MEMBERSHIP_LOST:
-                self._reset()
-            elif code in COORDINATOR_MOVED:
-                self._coordinator = None
+                self._reset_membership()
+            else:
                 problem = error_for(
                     response.error_code, f"stay in group {self.group_id!r}", broker=connection.address
                 )
-                self._cluster.coordinator_trouble.failed(self.group_id, problem)
-                return
-            else:
-                self._fatal = error_for(
-                    response.error_code, f"stay in group {self.group_id!r}", broker=connection.address
-                )
+                if code in COORDINATOR_MOVED:
+                    self._coordinator_id = None
+                    self._network_client.coordinator_warnings.failed(self.group_id, problem)
+                    return
+                self._heartbeat_error = problem
         self._callbacks.wake()
 
-    def _leave_idle(self, idle: float) -> None:
+    def _leave_after_poll_timeout(self, idle: float) -> None:
         """Leaves the group because the user does not poll: the partitions go to other members."""
         logger.warning(
             "group %s: no poll() for %.1f s, more than max.poll.interval.ms=%s: the member leaves; poll more "
             "often, read fewer records at once (max.poll.records), or raise the interval",
             self.group_id,
             idle,
-            self._rebalance_ms,
+            self._rebalance_timeout_ms,
         )
         self._send_leave("the consumer does not poll")
         with self._lock:
-            self._reset()
+            self._reset_membership()
 
     # -- leaving ------------------------------------------------------------------------------------------
 
     def _send_leave(self, reason: str) -> None:
-        if not self.member_id or self._coordinator is None:
+        if not self.member_id or self._coordinator_id is None:
             return
-        connection = self._cluster.opened(self._coordinator, GROUP)
+        connection = self._network_client.ready_connection(self._coordinator_id, GROUP)
         if connection is None:
             return
         leave_group(connection, self.group_id, self.member_id, self.instance_id, reason, timeout=5)
 
-    def leave(self, reason: str, *, even_static: bool = False) -> None:
+    def leave_group(self, reason: str, *, even_static: bool = False) -> None:
         """Leaves the group and stops the heartbeats. A static member keeps its place until it returns."""
         self.stop()
-        if self._request is not None and self._coordinator is not None:
+        if self._pending_request is not None and self._coordinator_id is not None:
             # The response to a join in flight would come first; leaving over a new connection is quicker.
-            self._request.connection.close()
-            self._request = None
+            self._pending_request.connection.close()
+            self._pending_request = None
             try:
-                self._cluster.connection(self._coordinator, GROUP, time.monotonic() + 1)
+                self._network_client.connection(self._coordinator_id, GROUP, time.monotonic() + 1)
             except KafkaError:
                 return
         if self.instance_id is None or even_static:
@@ -540,11 +543,7 @@ class ConsumerCoordinator:
         """Stops the heartbeats."""
         with self._lock:
             self._closing = True
-            self._signal.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(self._heartbeat + 5)
-            self._thread = None
-
-
-def _join_names(items: Iterable[TopicPartition]) -> str:
-    return ", ".join(map(str, items))
+            self._closed_condition.notify_all()
+        if self._heartbeat_thread is not None and self._heartbeat_thread is not threading.current_thread():
+            self._heartbeat_thread.join(self._heartbeat_interval_s + 5)
+            self._heartbeat_thread = None

@@ -3,7 +3,7 @@
 Both are messages of :mod:`tidemill.wire.messages.consumer_protocol` after an INT16 version. The eager sticky
 strategy keeps a member's former partitions in the subscription's user data, in a format of its own.
 
-A later version only appends fields, so that an unknown version is read as far as it is known. Some clients
+A later version only appends fields, so that the known fields of an unknown version are read. Some clients
 announce a version and omit its fields (Sarama accepts that as well): the fields that they send are read.
 
 Source: KIP-429, KIP-792, KIP-881; ``ConsumerProtocolSubscription.json``.

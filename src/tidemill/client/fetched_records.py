@@ -1,7 +1,7 @@
 """Returns the fetched records to the user, as records or as Arrow tables.
 
-Chunks are returned in the order in which they arrived. Chunks of a partition whose position the user changed
-are dropped; chunks of a paused partition are kept.
+Fetches are returned in the order of their arrival. Those of a partition whose position the user changed are
+dropped; those of a paused partition are kept.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ if TYPE_CHECKING:
 def collect(
     fetcher: Fetcher, positions: dict[TopicPartition, PartitionPosition], count: int
 ) -> dict[TopicPartition, list[Record]]:
-    """Returns up to ``count`` records by partition, from the chunks in order; none of paused partitions.
+    """Returns up to ``count`` records by partition, in the order of the fetches; none of paused partitions.
 
     A record that cannot be read raises after the records before it were returned.
     """
     result: dict[TopicPartition, list[Record]] = {}
-    chunks = fetcher.chunks
-    turns = len(chunks)
-    while chunks and count > 0 and turns > 0:
+    completed_fetches = fetcher.completed_fetches
+    turns = len(completed_fetches)
+    while completed_fetches and count > 0 and turns > 0:
         turns -= 1
-        chunk = chunks[0]
-        position = positions.get(chunk.item)
-        if position is None or position.offset != chunk.next_offset:
-            chunks.popleft()
+        fetch = completed_fetches[0]
+        position = positions.get(fetch.topic_partition)
+        if position is None or position.offset != fetch.next_offset:
+            completed_fetches.popleft()
             continue
         if position.paused:
-            chunks.rotate(-1)
+            completed_fetches.rotate(-1)
             continue
         try:
-            records = chunk.fetch_records(count)
+            records = fetch.fetch_records(count)
         except Exception:
             if result:
                 return result
-            chunks.popleft()
+            completed_fetches.popleft()
             raise
-        position.offset = chunk.next_offset
+        position.offset = fetch.next_offset
         if records:
-            result.setdefault(chunk.item, []).extend(records)
+            result.setdefault(fetch.topic_partition, []).extend(records)
             count -= len(records)
-        if chunk.exhausted:
-            chunks.popleft()
+        if fetch.is_consumed:
+            completed_fetches.popleft()
     if result:
-        fetcher.send()
+        fetcher.send_fetches()
     return result
 
 
@@ -65,42 +65,43 @@ def collect_arrow(
 ) -> pa.Table | None:
     """Returns all available records, as a table of batches of up to ``bytes_max``; None if there are none.
 
-    A batch that cannot be read raises after the records of the chunks before it were returned.
+    A batch that cannot be read raises after the records of the completed fetches before it were returned.
     """
-    chunks: deque[tuple[CompletedFetch, PartitionPosition]] = deque()
+    readable: deque[tuple[CompletedFetch, PartitionPosition]] = deque()
     ahead: dict[TopicPartition, int] = {}
-    for _ in range(len(fetcher.chunks)):
-        chunk = fetcher.chunks.popleft()
-        position = positions.get(chunk.item)
-        if position is None or position.offset != chunk.next_offset:
+    for _ in range(len(fetcher.completed_fetches)):
+        fetch = fetcher.completed_fetches.popleft()
+        position = positions.get(fetch.topic_partition)
+        if position is None or position.offset != fetch.next_offset:
             continue
         if position.paused:
-            fetcher.chunks.append(chunk)
+            fetcher.completed_fetches.append(fetch)
             continue
-        chunks.append((chunk, position))
-        ahead[chunk.item] = chunk.end_offset
-    if not chunks:
+        readable.append((fetch, position))
+        ahead[fetch.topic_partition] = fetch.end_offset
+    if not readable:
         return None
-    fetcher.send(ahead)
+    fetcher.send_fetches(ahead)
     import pyarrow as pa
 
     tables: list[pa.RecordBatch] = []
     ends: list[tuple[PartitionPosition, int]] = []
     failure: KafkaError | None = None
-    while chunks and failure is None:
-        chunk, position = chunks.popleft()
+    while readable and failure is None:
+        fetch, position = readable.popleft()
         try:
             tables.extend(
-                _with_partition(batch, chunk.item) for batch in chunk.arrow(include_headers, bytes_max)
+                _with_partition(batch, fetch.topic_partition)
+                for batch in fetch.fetch_arrow(include_headers, bytes_max)
             )
         except KafkaError as problem:
             failure = problem
             if tables:
                 # The next call raises the error, without records before it.
-                chunks.appendleft((chunk, position))
-        ends.append((position, chunk.next_offset))
-    fetcher.chunks.extendleft(chunk for chunk, _ in reversed(chunks))
-    # The positions move only after all chunks are decoded: after another exception, they are fetched again.
+                readable.appendleft((fetch, position))
+        ends.append((position, fetch.next_offset))
+    fetcher.completed_fetches.extendleft(fetch for fetch, _ in reversed(readable))
+    # The positions move only after all are decoded: after another exception, they are fetched again.
     for position, offset in ends:
         position.offset = offset
     if tables:

@@ -55,21 +55,21 @@ class PartitionPosition:
         "last_stable_offset",
         "offset",
         "paused",
-        "replica",
-        "replica_until",
-        "reset",
+        "preferred_read_replica",
+        "read_replica_expires_at",
+        "reset_timestamp",
         "retry_at",
     )
 
     def __init__(self) -> None:
         self.offset: int | None = None
-        self.reset: int | None = None
+        self.reset_timestamp: int | None = None
         self.paused = False
         self.retry_at = 0.0
         self.high_watermark = -1
         self.last_stable_offset = -1
-        self.replica = -1
-        self.replica_until = 0.0
+        self.preferred_read_replica = -1
+        self.read_replica_expires_at = 0.0
         self.error_name = ""
         """Why the partition cannot be read now: the name of an error; empty if it can be read."""
         self.error_reason = ""
@@ -77,7 +77,7 @@ class PartitionPosition:
         self.error_since = 0.0
         """Since when the partition cannot be read, in monotonic seconds."""
 
-    def note(self, error_name: str, reason: str, since: float | None = None) -> None:
+    def record_error(self, error_name: str, reason: str, since: float | None = None) -> None:
         """Records that the partition cannot be read, ``since`` (monotonic seconds) or from now on."""
         if not self.error_name:
             self.error_since = time.monotonic() if since is None else since
@@ -87,29 +87,31 @@ class PartitionPosition:
 
 def _note_error(position: PartitionPosition, code: ErrorCode) -> None:
     step = NEXT_STEP.get(code)
-    position.note(code.name, f"{code.name}; {step}" if step else code.name)
+    position.record_error(code.name, f"{code.name}; {step}" if step else code.name)
 
 
 class Fetcher:
     """The fetches of one consumer. For the polling thread, except :meth:`wake`."""
 
-    def __init__(self, cluster: NetworkClient, positions: dict[TopicPartition, PartitionPosition]) -> None:
-        config = cluster.config
-        self._cluster = cluster
+    def __init__(
+        self, network_client: NetworkClient, positions: dict[TopicPartition, PartitionPosition]
+    ) -> None:
+        config = network_client.config
+        self._network_client = network_client
         self._positions = positions
-        self._wait_ms = config.int("fetch.max.wait.ms")
+        self._fetch_wait_ms_max = config.int("fetch.max.wait.ms")
         self._bytes_min = config.int("fetch.min.bytes")
         self._bytes_max = config.int("fetch.max.bytes")
         self._partition_bytes = config.int("max.partition.fetch.bytes")
         self._rack = config.str("client.rack")
         self._backoff = config.seconds("retry.backoff.ms")
-        self._max_age = config.seconds("metadata.max.age.ms")
+        self._metadata_max_age_s = config.seconds("metadata.max.age.ms")
         self.committed_only = config["isolation.level"] == "read_committed"
         self._check_crcs = config.bool("check.crcs")
         self._unpacked_bytes_max = config.int(UNPACKED_KEY)
-        self._policy = config.str("auto.offset.reset")
-        self._requests: dict[int, InFlightRequest] = {}
-        self.chunks: deque[CompletedFetch] = deque()
+        self._auto_offset_reset = config.str("auto.offset.reset")
+        self._in_flight: dict[int, InFlightRequest] = {}
+        self.completed_fetches: deque[CompletedFetch] = deque()
         self._pipe = WakePipe()
 
     def wake(self) -> None:
@@ -122,14 +124,15 @@ class Fetcher:
 
     # -- sending ------------------------------------------------------------------------------------------
 
-    def send(self, ahead: dict[TopicPartition, int] | None = None) -> float:
+    def send_fetches(self, ahead: dict[TopicPartition, int] | None = None) -> float:
         """Fetches every partition without pending records; returns the seconds until the next call is useful.
 
-        ``ahead`` has the end offsets of chunks that are being returned now: their partitions are fetched too.
+        ``ahead`` has the end offsets of the partitions whose records are being returned now, which are
+        fetched too.
         """
         now = time.monotonic()
-        busy = {chunk.item for chunk in self.chunks}
-        for request in self._requests.values():
+        busy = {fetch.topic_partition for fetch in self.completed_fetches}
+        for request in self._in_flight.values():
             busy.update(request.tag)
         by_node: dict[int, list[fetch_requests.PartitionFetch]] = {}
         wait = 1.0
@@ -140,17 +143,17 @@ class Fetcher:
             if position.retry_at > now:
                 wait = min(wait, position.retry_at - now)
                 continue
-            topic = self._cluster.topics.get(item.topic)
+            topic = self._network_client.topics.get(item.topic)
             if topic is None or item.partition >= len(topic.partitions):
-                self._cluster.request_refresh()
+                self._network_client.request_refresh()
                 position.retry_at = now + self._backoff
                 wait = min(wait, self._backoff)
                 continue
             partition = topic.partitions[item.partition]
-            node_id = self._node_for(position, partition.leader, now)
+            node_id = self._select_read_replica(position, partition.leader, now)
             if node_id < 0:
                 _note_error(position, ErrorCode.LEADER_NOT_AVAILABLE)
-                self._cluster.request_refresh()
+                self._network_client.request_refresh()
                 position.retry_at = now + self._backoff
                 wait = min(wait, self._backoff)
                 continue
@@ -165,49 +168,48 @@ class Fetcher:
                 )
             )
         for node_id, items in by_node.items():
-            if node_id not in self._requests:
+            if node_id not in self._in_flight:
                 wait = min(wait, self._send_to(node_id, items))
         return wait
 
     def has_leader(self, item: TopicPartition) -> bool:
         """Returns False if the metadata has no leader for the partition; then requests a refresh."""
-        topic = self._cluster.topics.get(item.topic)
-        if topic is None or item.partition >= len(topic.partitions):
+        partition = self._network_client.partition(item.topic, item.partition)
+        if partition is None or partition.leader >= 0:
             return True
-        if topic.partitions[item.partition].leader >= 0:
-            return True
-        self._cluster.request_refresh()
+        self._network_client.request_refresh()
         if item in self._positions:
             _note_error(self._positions[item], ErrorCode.LEADER_NOT_AVAILABLE)
         return False
 
-    def _node_for(self, position: PartitionPosition, leader: int, now: float) -> int:
+    def _select_read_replica(self, position: PartitionPosition, leader: int, now: float) -> int:
         """Returns the leader, or for a limited time the preferred read replica that the leader named."""
-        if position.replica >= 0 and now < position.replica_until and position.replica in self._cluster.nodes:
-            return position.replica
+        replica = position.preferred_read_replica
+        if replica >= 0 and now < position.read_replica_expires_at and replica in self._network_client.nodes:
+            return replica
         return leader
 
     def _send_to(self, node_id: int, items: list[fetch_requests.PartitionFetch]) -> float:
-        connection = self._cluster.opened(node_id, DATA)
+        connection = self._network_client.ready_connection(node_id, DATA)
         if connection is None:
-            blocked = self._cluster.blocked(node_id)
+            blocked = self._network_client.unresponsive_reason(node_id)
             if blocked is not None:
                 for requested in items:
                     self._note_unreachable(
                         TopicPartition(requested.topic, requested.partition), blocked[1], blocked[0]
                     )
-            self._cluster.open_soon(node_id, DATA, self.wake)
-            return self._cluster.pause(node_id) or 1.0
+            self._network_client.open_in_background(node_id, DATA, self.wake)
+            return self._network_client.connection_delay(node_id) or 1.0
         version = fetch_requests.version_for(
             connection.version(ApiKey.FETCH), [requested.topic_id for requested in items]
         )
         # The order rotates, so that a partition that fills the response does not starve the others.
-        turn = self._cluster.version + int(connection.used * 1000)
+        turn = self._network_client.metadata_version + int(connection.last_used_s * 1000)
         first = turn % len(items)
         message = fetch_requests.encode_request(
             version,
             items[first:] + items[:first],
-            wait_ms=self._wait_ms,
+            wait_ms=self._fetch_wait_ms_max,
             bytes_min=self._bytes_min,
             bytes_max=self._bytes_max,
             committed_only=self.committed_only,
@@ -215,7 +217,7 @@ class Fetcher:
         )
         tag = {TopicPartition(requested.topic, requested.partition): requested.offset for requested in items}
         try:
-            self._requests[node_id] = connection.send(ApiKey.FETCH, message, version=version, tag=tag)
+            self._in_flight[node_id] = connection.send(ApiKey.FETCH, message, version=version, tag=tag)
         except ClientError as problem:
             self._fetch_failed(node_id, tag, problem)
             return self._backoff
@@ -224,24 +226,24 @@ class Fetcher:
     def _fetch_failed(self, node_id: int, requested: Iterable[TopicPartition], problem: Exception) -> None:
         for item in requested:
             self._note_unreachable(item, str(problem))
-        self._cluster.failed(node_id)
-        self._cluster.request_refresh()
+        self._network_client.record_failure(node_id)
+        self._network_client.request_refresh()
 
     def _note_unreachable(self, item: TopicPartition, reason: str, since: float | None = None) -> None:
         position = self._positions.get(item)
         if position is not None:
-            position.note(ErrorCode.NETWORK_EXCEPTION.name, reason, since)
+            position.record_error(ErrorCode.NETWORK_EXCEPTION.name, reason, since)
 
     def waits(self) -> list[Wait]:
         """Returns the partitions that cannot be read now. From any thread."""
         now = time.monotonic()
         found: list[Wait] = []
         late: dict[TopicPartition, tuple[float, str]] = {}
-        slow_s = self._wait_ms / 1000 + SLOW_S  # A broker may wait for records for this long.
-        for request in list(self._requests.values()):
-            if now - request.sent > slow_s and request.connection.unanswered() is request:
+        slow_s = self._fetch_wait_ms_max / 1000 + SLOW_S  # A broker may wait for records for this long.
+        for request in list(self._in_flight.values()):
+            if now - request.sent_s > slow_s and request.connection.oldest_unanswered() is request:
                 reason = no_response_text(request.connection, request.api_key)
-                late.update(dict.fromkeys(request.tag, (request.sent, reason)))
+                late.update(dict.fromkeys(request.tag, (request.sent_s, reason)))
         for item, position in list(self._positions.items()):
             if position.paused or not (position.error_name or item in late):
                 continue
@@ -258,12 +260,12 @@ class Fetcher:
         once if there are records to return.
         """
         self.handle_responses()
-        if self.chunks and for_records:
+        if self.completed_fetches and for_records:
             return
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
         connections: dict[int, Connection] = {}
-        for connection in (*(request.connection for request in self._requests.values()), *others):
+        for connection in (*(request.connection for request in self._in_flight.values()), *others):
             descriptor = connection.fileno()
             if descriptor >= 0:
                 poll.register(descriptor, select.POLLIN)
@@ -276,13 +278,13 @@ class Fetcher:
         self.handle_responses()
 
     def handle_responses(self) -> None:
-        """Converts the received responses into chunks."""
+        """Converts the received responses into completed fetches."""
         now = time.monotonic()
-        for node_id, request in list(self._requests.items()):
+        for node_id, request in list(self._in_flight.items()):
             if not request.done:
                 request.connection.expire(now)
             if request.done:
-                del self._requests[node_id]
+                del self._in_flight[node_id]
                 self._handle_response(node_id, request)
 
     def _handle_response(self, node_id: int, request: InFlightRequest) -> None:
@@ -296,14 +298,14 @@ class Fetcher:
             self._fetch_failed(node_id, requested, problem)
             raise request.connection.reject_response(problem) from problem
         if response.error:
-            self._cluster.request_refresh()
-            self._delay(requested, code_of(response.error))
+            self._network_client.request_refresh()
+            self._back_off(requested, code_of(response.error))
             return
         by_id = request.version >= BY_ID
         for fetched in response.partitions:
-            name = self._cluster.names.get(fetched.key) if by_id else fetched.key.decode()
+            name = self._network_client.topic_names.get(fetched.key) if by_id else fetched.key.decode()
             if name is None:
-                self._cluster.request_refresh()
+                self._network_client.request_refresh()
                 continue
             item = TopicPartition(name, fetched.index)
             position = self._positions.get(item)
@@ -312,7 +314,7 @@ class Fetcher:
                 continue
             self._handle_partition(item, position, offset, fetched)
 
-    def _delay(self, items: dict[TopicPartition, int], code: ErrorCode) -> None:
+    def _back_off(self, items: dict[TopicPartition, int], code: ErrorCode) -> None:
         until = time.monotonic() + self._backoff
         for item in items:
             position = self._positions.get(item)
@@ -328,14 +330,15 @@ class Fetcher:
             position.error_name = ""
             position.high_watermark = response.high_watermark
             position.last_stable_offset = response.last_stable_offset
-            if response.preferred_replica >= 0 and response.preferred_replica != position.replica:
-                position.replica = response.preferred_replica
-                position.replica_until = time.monotonic() + self._max_age
+            replica = response.preferred_replica
+            if replica >= 0 and replica != position.preferred_read_replica:
+                position.preferred_read_replica = replica
+                position.read_replica_expires_at = time.monotonic() + self._metadata_max_age_s
             if response.end > response.start:
                 if fetch_requests.next_offset(response.data, response.start, response.end, offset) == offset:
                     self._partition_bytes = min(2 * self._partition_bytes, 2**31 - 1)  # part of a large batch
                     return
-                chunk = CompletedFetch(
+                completed_fetch = CompletedFetch(
                     item,
                     response,
                     offset,
@@ -343,24 +346,26 @@ class Fetcher:
                     check_crcs=self._check_crcs,
                     unpacked_bytes_max=self._unpacked_bytes_max,
                 )
-                self.chunks.append(chunk)
+                self.completed_fetches.append(completed_fetch)
             return
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            self._out_of_range(item, position, offset)
+            self._handle_offset_out_of_range(item, position, offset)
         elif code in LEADER_MOVED:
-            position.replica = -1
+            position.preferred_read_replica = -1
             _note_error(position, code)
             position.retry_at = time.monotonic() + self._backoff
-            self._cluster.request_refresh()
+            self._network_client.request_refresh()
         else:
             position.retry_at = time.monotonic() + self._backoff
             raise error_for(response.error, f"read {item}", topic=item.topic, partition=item.partition)
 
-    def _out_of_range(self, item: TopicPartition, position: PartitionPosition, offset: int) -> None:
-        if position.replica >= 0:
-            position.replica = -1  # the replica may be behind; the leader decides
+    def _handle_offset_out_of_range(
+        self, item: TopicPartition, position: PartitionPosition, offset: int
+    ) -> None:
+        if position.preferred_read_replica >= 0:
+            position.preferred_read_replica = -1  # the replica may be behind; the leader decides
             return
-        if self._policy == "none":
+        if self._auto_offset_reset == "none":
             raise error_for(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
                 f"read {item} at {offset}",
@@ -368,9 +373,10 @@ class Fetcher:
                 partition=item.partition,
             )
         position.offset = None
-        position.reset = EARLIEST if self._policy == "earliest" else LATEST
+        position.reset_timestamp = EARLIEST if self._auto_offset_reset == "earliest" else LATEST
 
-    def forget(self, item: TopicPartition) -> None:
+    def drop_completed_fetches(self, item: TopicPartition) -> None:
         """Drops the fetched records of a partition that was revoked, or whose position changed."""
-        if any(chunk.item == item for chunk in self.chunks):
-            self.chunks = deque(chunk for chunk in self.chunks if chunk.item != item)
+        kept = deque(fetch for fetch in self.completed_fetches if fetch.topic_partition != item)
+        if len(kept) < len(self.completed_fetches):
+            self.completed_fetches = kept

@@ -16,7 +16,7 @@ MEMBERSHIP_LOST = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENE
 """The group rebalanced without this member: it joins as a new member, and its partitions are lost."""
 
 
-class Member(Protocol):
+class Membership(Protocol):
     """The membership, as its commits use it."""
 
     group_id: str
@@ -34,11 +34,11 @@ class Member(Protocol):
         """Records that the coordinator accepted a commit."""
         ...
 
-    def forget_coordinator(self, problem: ClientError) -> None:
+    def mark_coordinator_unknown(self, problem: ClientError) -> None:
         """Makes the next request look up the coordinator again."""
         ...
 
-    def lost(self) -> None:
+    def membership_lost(self) -> None:
         """Resets the membership: the group rebalanced without this member."""
         ...
 
@@ -50,8 +50,8 @@ class Member(Protocol):
 class GroupCommits:
     """The commits of one member. For the polling thread."""
 
-    def __init__(self, member: Member, backoff_seconds: float) -> None:
-        self._member = member
+    def __init__(self, member: Membership, backoff_seconds: float) -> None:
+        self._membership = member
         self._backoff = backoff_seconds
         self._in_flight: list[tuple[InFlightRequest, int, Callable[[ClientError | None], None]]] = []
         """The commits in flight, each with the generation that it was sent in and its callback."""
@@ -64,14 +64,15 @@ class GroupCommits:
                 request.connection.wait(request, max(0.0, deadline - time.monotonic()))
                 if not request.done:
                     raise RequestTimeout(
-                        f"the commit of group {self._member.group_id!r} was not answered {request.wait_text}"
+                        f"the commit of group {self._membership.group_id!r} was not answered "
+                        f"{request.wait_text}"
                     )
                 self._check(request, generation)
                 return
             except ClientError as problem:
                 moved = problem.code in COORDINATOR_MOVED
                 if moved and problem.code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-                    self._member.forget_coordinator(problem)
+                    self._membership.mark_coordinator_unknown(problem)
                 if not moved or time.monotonic() + self._backoff >= deadline:
                     raise
                 time.sleep(self._backoff)
@@ -79,43 +80,43 @@ class GroupCommits:
     def commit_async(
         self, offsets: Offsets, deadline: float, done: Callable[[ClientError | None], None]
     ) -> None:
-        """Commits without waiting; :meth:`finish` calls ``done(error or None)``."""
+        """Commits without waiting; :meth:`handle_responses` calls ``done(error or None)``."""
         self._in_flight.append((*self._send(offsets, deadline), done))
 
     def _send(self, offsets: Offsets, deadline: float) -> tuple[InFlightRequest, int]:
         """Sends a commit; returns the request and the generation that it was sent in."""
-        generation = self._member.generation
-        if generation < 0 and self._member.is_subscribed:
+        generation = self._membership.generation
+        if generation < 0 and self._membership.is_subscribed:
             # Once all members have left, the coordinator would accept it as a commit from outside the group.
             raise CommitFailed(
-                f"group {self._member.group_id!r} rebalanced without this member, or it has not joined yet; "
-                "the offsets were not committed: another member may have the partitions now"
+                f"group {self._membership.group_id!r} rebalanced without this member, or it has not joined "
+                "yet; the offsets were not committed: another member may have the partitions now"
             )
-        connection = self._member.connection(deadline)
+        connection = self._membership.connection(deadline)
         version = connection.version(ApiKey.OFFSET_COMMIT, NAMED_MAX)
         message = commit_request(
-            self._member.group_id,
+            self._membership.group_id,
             offsets,
-            self._member.member_id,
+            self._membership.member_id,
             generation,
-            self._member.instance_id,
+            self._membership.instance_id,
             version,
         )
         return connection.send(ApiKey.OFFSET_COMMIT, message, version=version), generation
 
     def _check(self, request: InFlightRequest, generation: int) -> None:
         # The response to a commit of an earlier generation says nothing about the current membership.
-        is_current = generation == self._member.generation
+        is_current = generation == self._membership.generation
         try:
-            check_commit(request.response(), self._member.group_id, request.connection.address)
-            self._member.coordinator_answered()
+            check_commit(request.response(), self._membership.group_id, request.connection.address)
+            self._membership.coordinator_answered()
         except ClientError as problem:
             if problem.code in MEMBERSHIP_LOST:
                 if is_current:
-                    self._member.lost()
+                    self._membership.membership_lost()
             elif problem.code == ErrorCode.REBALANCE_IN_PROGRESS:
                 if is_current:
-                    self._member.request_rejoin("a commit failed during a rebalance")
+                    self._membership.request_rejoin("a commit failed during a rebalance")
             elif problem.code != ErrorCode.FENCED_INSTANCE_ID:
                 raise
             raise CommitFailed(
@@ -125,7 +126,7 @@ class GroupCommits:
                 partition=problem.partition,
             ) from problem
 
-    def finish(self, wait_seconds: float = 0.0) -> None:
+    def handle_responses(self, wait_seconds: float = 0.0) -> None:
         """Handles the responses to the commits of :meth:`commit_async`, in order, and calls the callbacks."""
         deadline = time.monotonic() + wait_seconds
         while self._in_flight:
@@ -139,5 +140,5 @@ class GroupCommits:
             except ClientError as problem:
                 error = problem
                 if problem.code in COORDINATOR_MOVED:
-                    self._member.forget_coordinator(problem)
+                    self._membership.mark_coordinator_unknown(problem)
             done(error)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tidemill.client.connection import Connection
 from tidemill.client.consumer_protocol import by_topic
-from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout, error_for
+from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout, check
 from tidemill.client.network_client import GROUP, NetworkClient
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
@@ -24,6 +24,8 @@ from tidemill.wire.messages.offset_fetch import (
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
 )
+
+ResultT = TypeVar("ResultT")
 
 NAMED_MAX = 9
 """The last version of both APIs with topic names; later ones have topic ids, which commits outlive."""
@@ -51,25 +53,25 @@ class Committed(NamedTuple):
     metadata: str = ""
 
 
-def with_coordinator(
-    cluster: NetworkClient, group: str, deadline: float, send: Callable[[Connection], Any]
-) -> Any:
+def call_coordinator(
+    network_client: NetworkClient, group: str, deadline: float, send: Callable[[Connection], ResultT]
+) -> ResultT:
     """Calls ``send`` with a connection to the group's coordinator; retries while the coordinator moves."""
     while True:
         try:
-            node_id = cluster.coordinator(group, deadline)
-            found = send(cluster.connection(node_id, GROUP, deadline))
+            node_id = network_client.find_coordinator(group, deadline)
+            found = send(network_client.connection(node_id, GROUP, deadline))
         except ClientError as problem:
             if problem.code not in COORDINATOR_MOVED:
                 raise
-            cluster.coordinator_trouble.failed(group, problem)
-            pause = cluster.config.seconds("retry.backoff.ms")
+            network_client.coordinator_warnings.failed(group, problem)
+            pause = network_client.config.seconds("retry.backoff.ms")
             if time.monotonic() + pause >= deadline:
                 raise
             time.sleep(pause)
-            cluster.request_refresh()
+            network_client.request_refresh()
         else:
-            cluster.coordinator_trouble.ended(group)
+            network_client.coordinator_warnings.ended(group)
             return found
 
 
@@ -104,17 +106,20 @@ def check_commit(response: Any, group: str, broker: str) -> None:
     """Raises the first error in a response to OffsetCommit."""
     for topic in response.topics:
         for entry in topic.partitions:
-            if entry.error_code:
-                raise error_for(
-                    entry.error_code,
-                    f"commit {topic.name}-{entry.partition_index} for group {group!r}",
-                    broker=broker,
-                    topic=topic.name,
-                    partition=entry.partition_index,
-                )
+            _check_partition(topic, entry, "commit", group, broker)
 
 
-def commit_offsets(cluster: NetworkClient, group: str, offsets: Offsets, deadline: float) -> None:
+def _check_partition(topic: Any, entry: Any, action: str, group: str, broker: str) -> None:
+    check(
+        entry.error_code,
+        f"{action} {topic.name}-{entry.partition_index} for group {group!r}",
+        broker=broker,
+        topic=topic.name,
+        partition=entry.partition_index,
+    )
+
+
+def commit_offsets(network_client: NetworkClient, group: str, offsets: Offsets, deadline: float) -> None:
     """Commits for a group without members, and waits for the acknowledgement."""
     if not offsets:
         return
@@ -123,15 +128,15 @@ def commit_offsets(cluster: NetworkClient, group: str, offsets: Offsets, deadlin
         version = connection.version(ApiKey.OFFSET_COMMIT, NAMED_MAX)
         request = commit_request(group, offsets, "", -1, None, version)
         left_s = max(1.0, deadline - time.monotonic())
-        timeout = min(left_s, cluster.config.seconds("request.timeout.ms"))
+        timeout = min(left_s, network_client.config.seconds("request.timeout.ms"))
         response = connection.call(ApiKey.OFFSET_COMMIT, request, version=version, timeout=timeout)
         check_commit(response, group, connection.address)
 
-    with_coordinator(cluster, group, deadline, send)
+    call_coordinator(network_client, group, deadline, send)
 
 
 def fetch_offsets(
-    cluster: NetworkClient,
+    network_client: NetworkClient,
     group: str,
     partitions: Iterable[TopicPartition] | None,
     deadline: float,
@@ -158,37 +163,28 @@ def fetch_offsets(
                 if wanted is None
                 else [OffsetFetchRequestTopic(name=t, partition_indexes=p) for t, p in wanted.items()]
             )
-        timeout = cluster.response_timeout_s(deadline)
+        timeout = network_client.response_timeout_s(deadline)
         response = connection.call(ApiKey.OFFSET_FETCH, request, version=version, timeout=timeout)
         found = response.groups[0] if version >= 8 else response
         return _read_offsets(found, group, connection.address)
 
     while True:
         try:
-            result: dict[TopicPartition, Committed] = with_coordinator(cluster, group, deadline, send)
-            return result
+            return call_coordinator(network_client, group, deadline, send)
         except (BrokerUnreachable, RequestTimeout):
             raise
         except ClientError as problem:
             if problem.code != ErrorCode.UNSTABLE_OFFSET_COMMIT or time.monotonic() + 0.1 >= deadline:
                 raise
-            time.sleep(cluster.config.seconds("retry.backoff.ms"))
+            time.sleep(network_client.config.seconds("retry.backoff.ms"))
 
 
 def _read_offsets(found: Any, group: str, broker: str) -> dict[TopicPartition, Committed]:
-    if found.error_code:
-        raise error_for(found.error_code, f"read the offsets of group {group!r}", broker=broker)
+    check(found.error_code, f"read the offsets of group {group!r}", broker=broker)
     result: dict[TopicPartition, Committed] = {}
     for topic in found.topics:
         for entry in topic.partitions:
-            if entry.error_code:
-                raise error_for(
-                    entry.error_code,
-                    f"read the offset of {topic.name}-{entry.partition_index} for group {group!r}",
-                    broker=broker,
-                    topic=topic.name,
-                    partition=entry.partition_index,
-                )
+            _check_partition(topic, entry, "read the offset of", group, broker)
             if entry.committed_offset >= 0:
                 result[TopicPartition(topic.name, entry.partition_index)] = Committed(
                     entry.committed_offset, entry.committed_leader_epoch, entry.metadata or ""

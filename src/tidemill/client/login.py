@@ -51,7 +51,7 @@ class Login(Protocol):
         """Creates a new exchange; may fetch a token first. Raises ClientError and ConfigError."""
         ...
 
-    def refused(self) -> str:
+    def refusal_step(self) -> str:
         """Returns the next step after a refusal."""
         ...
 
@@ -70,7 +70,7 @@ class PasswordLogin(Login):
             return PlainMechanism(self.username, self._password)
         return ScramMechanism(self.mechanism, self.username, self._password, token_auth=self._token_auth)
 
-    def refused(self) -> str:
+    def refusal_step(self) -> str:
         step = f"check user {self.username!r} and its password, in sasl.username and sasl.password or in "
         step += "sasl.jaas.config"
         if self.mechanism != PLAIN:
@@ -95,7 +95,7 @@ class TokenLogin(Login):
         check_extensions(extensions)
         return OAuthBearerMechanism(token.text, extensions)
 
-    def refused(self) -> str:
+    def refusal_step(self) -> str:
         expired = self._tokens.drop()
         return (
             f"check that the token of {self._tokens.source.name} is not expired{expired}, and has the "

@@ -16,12 +16,12 @@ from typing import Any
 
 from tidemill.client import wait_reasons
 from tidemill.client.authentication import Security
-from tidemill.client.cluster_metadata import Node, Topic, topic_image
+from tidemill.client.cluster_metadata import Node, Partition, Topic, topic_image
 from tidemill.client.config import ClientConfig
 from tidemill.client.connection import Connection
 from tidemill.client.connection_attempts import (
+    BrokerFailures,
     ConnectionAttempts,
-    Failures,
     Opener,
     no_response_text,
     slow_open_text,
@@ -70,22 +70,22 @@ class NetworkClient:
         self.config = config
         self.nodes: dict[int, Node] = {}
         self.topics: dict[str, Topic] = {}
-        self.names: dict[bytes, str] = {}
-        self.errors: dict[str, int] = {}
+        self.topic_names: dict[bytes, str] = {}
+        self.topic_errors: dict[str, int] = {}
         self.controller_id = -1
         self.cluster_id: str | None = None
-        self.version = 0
+        self.metadata_version = 0
         self.closed = False
-        self.every = False
+        self.needs_all_topics = False
         """Whether each refresh reads all topics, for subscriptions by pattern."""
-        self.create = False
+        self.allow_auto_topic_creation = False
         """Whether a requested topic that does not exist may be created."""
         self._refreshing = False
-        self._wanted: set[str] = set()
-        self._refreshed = 0.0
+        self._requested_topics: set[str] = set()
+        self._refreshed_at = 0.0
         self._stale = True
         self._security = Security(config)
-        self._refusal: ClientError | None = None
+        self._authentication_error: ClientError | None = None
         self._lock = threading.RLock()
         self._outage: tuple[float, str] | None = None
         """Since when no broker has answered a request for metadata or a command, and why."""
@@ -94,11 +94,11 @@ class NetworkClient:
         self._refresh_lock = threading.Lock()
         self._connections: dict[tuple[int, str], Connection] = {}
         self._bootstrap: Connection | None = None
-        self.coordinator_trouble = CoordinatorWarnings()
+        self.coordinator_warnings = CoordinatorWarnings()
         self._opening: set[tuple[int, str]] = set()
         self._random = random.Random()
         self._attempts = ConnectionAttempts()
-        self._failures = Failures(config, self._random)
+        self._broker_failures = BrokerFailures(config, self._random)
         wait_reasons.register(self)
 
     # -- connections --------------------------------------------------------------------------------------
@@ -109,10 +109,10 @@ class NetworkClient:
         Raises BrokerUnreachable if it cannot be opened, or if the pause ends after ``deadline`` (monotonic).
         """
         while True:
-            found = self.opened(node_id, purpose)
+            found = self.ready_connection(node_id, purpose)
             if found is not None:
                 return found
-            pause = self.pause(node_id)
+            pause = self.connection_delay(node_id)
             if pause <= 0:
                 return self._open(node_id, purpose)
             if time.monotonic() + pause > deadline:
@@ -124,26 +124,28 @@ class NetworkClient:
                 )
             time.sleep(pause)
 
-    def opened(self, node_id: int, purpose: str) -> Connection | None:
+    def ready_connection(self, node_id: int, purpose: str) -> Connection | None:
         """Returns the open connection to a broker, if any; closes one that was idle too long instead."""
         found = self._connections.get((node_id, purpose))
         if found is None or found.closed:
             return None
         idle = self.config.int("connections.max.idle.ms")
         now = time.monotonic()
-        if found.in_flight == 0 and (0 <= idle / 1000 < now - found.used or found.is_session_expired(now)):
+        if found.in_flight == 0 and (
+            0 <= idle / 1000 < now - found.last_used_s or found.is_session_expired(now)
+        ):
             found.close()
             return None
         return found
 
-    def open_soon(self, node_id: int, purpose: str, done: Callable[[], None]) -> None:
+    def open_in_background(self, node_id: int, purpose: str, done: Callable[[], None]) -> None:
         """Opens a connection in a separate thread, then calls ``done``; no-op while one is being opened.
 
         For threads that serve several brokers and must not block on one of them.
         """
         key = (node_id, purpose)
         with self._lock:
-            if key in self._opening or self.pause(node_id) > 0 or self.closed:
+            if key in self._opening or self.connection_delay(node_id) > 0 or self.closed:
                 return
             self._opening.add(key)
 
@@ -151,7 +153,7 @@ class NetworkClient:
             try:
                 self._open(node_id, purpose)
             except TidemillError as problem:
-                self._note_refusal(problem)
+                self._keep_authentication_error(problem)
                 self.request_refresh()
             finally:
                 with self._lock:
@@ -160,22 +162,22 @@ class NetworkClient:
 
         threading.Thread(target=run, name=f"tidemill-connect-{node_id}", daemon=True).start()
 
-    def _note_refusal(self, problem: TidemillError) -> None:
+    def _keep_authentication_error(self, problem: TidemillError) -> None:
         """Keeps a helper thread's error that a retry does not fix, to be raised in the caller's thread."""
         if isinstance(problem, AuthenticationFailed):
-            self._refusal = problem
+            self._authentication_error = problem
         elif not isinstance(problem, ClientError):
-            self._refusal = AuthenticationFailed(str(problem))
+            self._authentication_error = AuthenticationFailed(str(problem))
 
-    def raise_refusal(self) -> None:
+    def raise_authentication_error(self) -> None:
         """Raises, once, the AuthenticationFailed that a helper thread received."""
-        refusal, self._refusal = self._refusal, None
-        if refusal is not None:
-            raise refusal
+        error, self._authentication_error = self._authentication_error, None
+        if error is not None:
+            raise error
 
-    def pause(self, node_id: int) -> float:
+    def connection_delay(self, node_id: int) -> float:
         """Seconds until a failed broker may be tried again; 0 if it may be tried now."""
-        return self._failures.pause(node_id)
+        return self._broker_failures.delay(node_id)
 
     def _open(self, node_id: int, purpose: str) -> Connection:
         self._check_open(None)
@@ -189,11 +191,11 @@ class NetworkClient:
         try:
             self._attempts.open(made)
         except TidemillError as problem:
-            self.failed(node_id, problem)
+            self.record_failure(node_id, problem)
             raise
         with self._lock:
-            self._failures.ended(node_id)
-            other = self.opened(node_id, purpose)
+            self._broker_failures.clear(node_id)
+            other = self.ready_connection(node_id, purpose)
             if other is not None:
                 made.close()
                 return other
@@ -208,9 +210,9 @@ class NetworkClient:
                 made.close()
             raise ClientClosed("the client is closed", ErrorCode.NETWORK_EXCEPTION)
 
-    def failed(self, node_id: int, problem: TidemillError | None = None) -> None:
+    def record_failure(self, node_id: int, problem: TidemillError | None = None) -> None:
         """Records a failure: the broker is not tried during a growing pause."""
-        self._failures.failed(node_id, problem)
+        self._broker_failures.record(node_id, problem)
 
     def any_connection(self, deadline: float) -> Connection:
         """Returns an open connection, or a new one to a known broker or one of ``bootstrap.servers``.
@@ -227,7 +229,7 @@ class NetworkClient:
         failure: BrokerUnreachable | None = None
         while True:
             try:
-                found = self._attempts.first(self._openers(), deadline)
+                found = self._attempts.open_first(self._openers(), deadline)
                 if failure is not None:
                     self._outage = None  # The next request has its own outage.
                 return found
@@ -244,7 +246,7 @@ class NetworkClient:
 
     def _openers(self) -> list[Opener]:
         """Returns the brokers that may be tried now, in the order of the attempts."""
-        nodes = [node for node in self.nodes.values() if self.pause(node.node_id) <= 0]
+        nodes = [node for node in self.nodes.values() if self.connection_delay(node.node_id) <= 0]
         servers = list(self.config["bootstrap.servers"])
         self._random.shuffle(nodes)
         self._random.shuffle(servers)
@@ -280,7 +282,8 @@ class NetworkClient:
 
     def needs_refresh(self) -> bool:
         """Whether the metadata is stale or too old."""
-        return self._stale or time.monotonic() - self._refreshed > self.config.seconds("metadata.max.age.ms")
+        age_s = time.monotonic() - self._refreshed_at
+        return self._stale or age_s > self.config.seconds("metadata.max.age.ms")
 
     def refresh(
         self,
@@ -292,19 +295,19 @@ class NetworkClient:
     ) -> None:
         """Reads the metadata of ``topics`` and of the topics requested before, or of ``every`` topic.
 
-        Errors of topics are stored in ``errors``; errors of the request are raised.
+        Errors of topics are stored in ``topic_errors``; errors of the request are raised.
         """
+        if create is None:
+            create = self.allow_auto_topic_creation
         with self._refresh_lock:
             self._stale = False
             try:
-                self._refresh(
-                    deadline, topics, every or self.every, self.create if create is None else create
-                )
+                self._refresh(deadline, topics, every or self.needs_all_topics, create)
             except BaseException:
                 self._stale = True
                 raise
 
-    def refresh_soon(self, done: Callable[[], None]) -> None:
+    def refresh_in_background(self, done: Callable[[], None]) -> None:
         """Reads the metadata in a separate thread, then calls ``done``; no-op while a read is in progress."""
         with self._lock:
             if self._refreshing or self.closed:
@@ -315,7 +318,7 @@ class NetworkClient:
             try:
                 self.refresh(time.monotonic() + 5)
             except TidemillError as problem:
-                self._note_refusal(problem)
+                self._keep_authentication_error(problem)
                 logger.debug("metadata: %s", problem)
                 time.sleep(self.config.seconds("retry.backoff.ms"))
             finally:
@@ -326,13 +329,14 @@ class NetworkClient:
 
     def _refresh(self, deadline: float, topics: Iterable[str] | None, every: bool, create: bool) -> None:
         if topics is not None:
-            self._wanted.update(topics)
+            self._requested_topics.update(topics)
         failure: ClientError | None = None
         while True:
             try:
                 connection = self.any_connection(deadline)
                 version = connection.version(ApiKey.METADATA)
-                wanted = None if every else [MetadataRequestTopic(name=name) for name in sorted(self._wanted)]
+                names = sorted(self._requested_topics)
+                wanted = None if every else [MetadataRequestTopic(name=name) for name in names]
                 if not every and version == 0 and not wanted:
                     wanted = [MetadataRequestTopic(name="")]  # an empty list means every topic in version 0
                 if every and version == 0:
@@ -369,28 +373,28 @@ class NetworkClient:
                 if item.name is None:
                     continue
                 if item.error_code:
-                    self.errors[item.name] = item.error_code
+                    self.topic_errors[item.name] = item.error_code
                     if code_of(item.error_code) != ErrorCode.LEADER_NOT_AVAILABLE:
                         self.topics.pop(item.name, None)
                     continue
-                self.errors.pop(item.name, None)
+                self.topic_errors.pop(item.name, None)
                 found[item.name] = topic_image(item, self.topics.get(item.name))
             if every:
                 self.topics = found
             else:
                 self.topics.update(found)
-            self.names = {t.topic_id: t.name for t in self.topics.values() if t.topic_id != ZERO_ID}
-            self._refreshed = time.monotonic()
-            self.version += 1
+            self.topic_names = {t.topic_id: t.name for t in self.topics.values() if t.topic_id != ZERO_ID}
+            self._refreshed_at = time.monotonic()
+            self.metadata_version += 1
 
     def add_topics(self, topics: Iterable[str]) -> None:
         """Adds ``topics`` to those that the next refresh reads."""
-        self._wanted.update(topics)
+        self._requested_topics.update(topics)
         self._stale = True
 
     def remove_topic(self, topic: str) -> None:
         """Removes ``topic`` from the metadata and from those that are read."""
-        self._wanted.discard(topic)
+        self._requested_topics.discard(topic)
         self.topics.pop(topic, None)
 
     def topic(self, name: str, deadline: float, *, create: bool = False) -> Topic:
@@ -404,10 +408,10 @@ class NetworkClient:
             found = self.topics.get(name)
             if found is not None and found.partitions:
                 return found
-            code = self.errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            code = self.topic_errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             failure = error_for(code, f"use topic {name!r}", topic=name)
             if not failure.retriable or (code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not create):
-                self._wanted.discard(name)
+                self._requested_topics.discard(name)
                 raise failure
             pause = self.config.seconds("retry.backoff.ms")
             if time.monotonic() + pause >= deadline:
@@ -416,10 +420,13 @@ class NetworkClient:
 
     def leader(self, topic: str, partition: int) -> int:
         """Returns the node id of a partition's leader; -1 if none is known."""
+        found = self.partition(topic, partition)
+        return -1 if found is None else found.leader
+
+    def partition(self, topic: str, partition: int) -> Partition | None:
+        """Returns a partition in the metadata; None if it is unknown."""
         found = self.topics.get(topic)
-        if found is None or partition >= len(found.partitions):
-            return -1
-        return found.partitions[partition].leader
+        return None if found is None or partition >= len(found.partitions) else found.partitions[partition]
 
     # -- calls --------------------------------------------------------------------------------------------
 
@@ -436,7 +443,7 @@ class NetworkClient:
                     raise
                 time.sleep(self.config.seconds("retry.backoff.ms"))
 
-    def coordinator(self, key: str, deadline: float, key_type: int = 0) -> int:
+    def find_coordinator(self, key: str, deadline: float, key_type: int = 0) -> int:
         """Returns the node id of the coordinator of a group (``key_type`` 1: of a transactional id)."""
         what = "group" if key_type == 0 else "transactional id"
         while True:
@@ -475,7 +482,7 @@ class NetworkClient:
             if not failure.retriable or time.monotonic() + 0.1 >= deadline:
                 raise failure
             if key_type == 0:
-                self.coordinator_trouble.failed(key, failure)
+                self.coordinator_warnings.failed(key, failure)
             time.sleep(self.config.seconds("retry.backoff.ms"))
 
     # -- reported waits -----------------------------------------------------------------------------------
@@ -483,39 +490,39 @@ class NetworkClient:
     def _note_outage(self, problem: ClientError) -> None:
         self._outage = (self._outage[0] if self._outage else time.monotonic(), str(problem))
 
-    def blocked(self, node_id: int, *purposes: str) -> tuple[float, str] | None:
+    def unresponsive_reason(self, node_id: int, *purposes: str) -> tuple[float, str] | None:
         """Returns since when a broker does not answer, and why; None if no problem is known.
 
         ``purposes`` are the connections to check. Requests of :data:`WAITING_APIS` do not count.
         """
         now = time.monotonic()
-        failing = self._failures.reason(node_id)
+        failing = self._broker_failures.reason(node_id)
         if failing is not None:
             return failing
-        for since, made in self._attempts.slow(SLOW_S):
+        for since, made in self._attempts.slow_attempts(SLOW_S):
             if made.node_id == node_id:
                 return since, slow_open_text(made)
         for purpose in purposes:
             found = self._connections.get((node_id, purpose))
-            oldest = found.unanswered() if found is not None and not found.closed else None
-            if oldest is not None and oldest.api_key not in WAITING_APIS and now - oldest.sent > SLOW_S:
-                return oldest.sent, no_response_text(oldest.connection, oldest.api_key)
+            oldest = found.oldest_unanswered() if found is not None and not found.closed else None
+            if oldest is not None and oldest.api_key not in WAITING_APIS and now - oldest.sent_s > SLOW_S:
+                return oldest.sent_s, no_response_text(oldest.connection, oldest.api_key)
         return None
 
     def waits(self) -> list[Wait]:
         """Returns the reason why requests to any broker wait: see :mod:`tidemill.client.wait_reasons`."""
         now = time.monotonic()
-        group = self.coordinator_trouble.current
+        group = self.coordinator_warnings.current
         if group is not None:
             return [Wait(Kind.GROUP, *group)]
         found = [outage for outage in (self._outage, self.retrying) if outage is not None]
-        found += self._failures.repeated(SLOW_S)
-        found += [(since, slow_open_text(made)) for since, made in self._attempts.slow(SLOW_S)]
+        found += self._broker_failures.repeated(SLOW_S)
+        found += [(since, slow_open_text(made)) for since, made in self._attempts.slow_attempts(SLOW_S)]
         control = [c for (_, purpose), c in list(self._connections.items()) if purpose == CONTROL]
         for connection in [*control, *([self._bootstrap] if self._bootstrap is not None else [])]:
-            oldest = None if connection.closed else connection.unanswered()
-            if oldest is not None and now - oldest.sent > SLOW_S:
-                found.append((oldest.sent, no_response_text(connection, oldest.api_key)))
+            oldest = None if connection.closed else connection.oldest_unanswered()
+            if oldest is not None and now - oldest.sent_s > SLOW_S:
+                found.append((oldest.sent_s, no_response_text(connection, oldest.api_key)))
         return [Wait(Kind.CLUSTER, "", reason, since) for since, reason in sorted(found)[:1]]
 
     def close(self) -> None:
@@ -533,5 +540,5 @@ class NetworkClient:
 
 
 def _is_late(connection: Connection) -> bool:
-    oldest = connection.unanswered()
-    return oldest is not None and time.monotonic() - oldest.sent > LATE_S
+    oldest = connection.oldest_unanswered()
+    return oldest is not None and time.monotonic() - oldest.sent_s > LATE_S

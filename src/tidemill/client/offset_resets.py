@@ -24,12 +24,15 @@ class OffsetResets:
     """The lookups of one consumer that are in flight. For the polling thread."""
 
     def __init__(
-        self, cluster: NetworkClient, positions: dict[TopicPartition, PartitionPosition], fetcher: Fetcher
+        self,
+        network_client: NetworkClient,
+        positions: dict[TopicPartition, PartitionPosition],
+        fetcher: Fetcher,
     ) -> None:
-        self._cluster = cluster
+        self._network_client = network_client
         self._positions = positions
         self._fetcher = fetcher
-        self._backoff_s = cluster.config.seconds("retry.backoff.ms")
+        self._backoff_s = network_client.config.seconds("retry.backoff.ms")
         self._requests: dict[int, tuple[InFlightRequest, dict[TopicPartition, int]]] = {}
         """By broker, the request in flight, and the timestamp that it has for each partition."""
         self._retry_at = 0.0
@@ -41,7 +44,7 @@ class OffsetResets:
         """The connections on which responses are expected."""
         return [request.connection for request, _ in self._requests.values()]
 
-    def step(self) -> float:
+    def reset_positions(self) -> float:
         """Handles responses and sends missing requests; returns the seconds until the next call is useful.
 
         Raises the ClientError of a partition that cannot be retried.
@@ -50,9 +53,9 @@ class OffsetResets:
         now = time.monotonic()
         requested = {item for _, times in self._requests.values() for item in times}
         unknown = {
-            item: position.reset
+            item: position.reset_timestamp
             for item, position in self._positions.items()
-            if position.offset is None and position.reset is not None and item not in requested
+            if position.offset is None and position.reset_timestamp is not None and item not in requested
         }
         for item in self.failures.keys() - unknown.keys() - requested:
             del self.failures[item]
@@ -67,34 +70,34 @@ class OffsetResets:
         found: dict[int, dict[TopicPartition, int]] = {}
         problems: dict[TopicPartition, ClientError] = {}
         for item, at in unknown.items():
-            topic = self._cluster.topics.get(item.topic)
-            if topic is None or item.partition >= len(topic.partitions):
+            partition = self._network_client.partition(item.topic, item.partition)
+            if partition is None:
                 problems[item] = _problem(item, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             elif not self._fetcher.has_leader(item):
                 problems[item] = _problem(item, ErrorCode.LEADER_NOT_AVAILABLE)
             else:
-                found.setdefault(topic.partitions[item.partition].leader, {})[item] = at
-        self._failed(problems)
+                found.setdefault(partition.leader, {})[item] = at
+        self._retry_later(problems)
         return found
 
     def _send(self, node_id: int, times: dict[TopicPartition, int]) -> float:
         if node_id in self._requests:
             return 1.0
-        connection = self._cluster.opened(node_id, CONTROL)
+        connection = self._network_client.ready_connection(node_id, CONTROL)
         if connection is None:
             problem = BrokerUnreachable(f"there is no connection to the leader, broker {node_id}, yet")
             self.failures |= dict.fromkeys(times, problem)
-            blocked = self._cluster.blocked(node_id)
+            blocked = self._network_client.unresponsive_reason(node_id)
             if blocked is not None:
-                self._note(dict.fromkeys(times, BrokerUnreachable(blocked[1])))
-            self._cluster.open_soon(node_id, CONTROL, self._fetcher.wake)
-            return self._cluster.pause(node_id) or 1.0
+                self._record_errors(dict.fromkeys(times, BrokerUnreachable(blocked[1])))
+            self._network_client.open_in_background(node_id, CONTROL, self._fetcher.wake)
+            return self._network_client.connection_delay(node_id) or 1.0
         try:
             request = send_list_offsets(
-                connection, times, self._cluster.config, committed_only=self._fetcher.committed_only
+                connection, times, self._network_client.config, committed_only=self._fetcher.committed_only
             )
         except ClientError as refused:
-            self._failed(dict.fromkeys(times, refused))
+            self._retry_later(dict.fromkeys(times, refused))
             return self._backoff_s
         self._requests[node_id] = (request, times)
         return 1.0
@@ -108,42 +111,42 @@ class OffsetResets:
                 del self._requests[node_id]
                 again: dict[TopicPartition, ClientError] = {}
                 read_list_offsets(request, times, found, again, failures)
-                self._failed(again)
+                self._retry_later(again)
                 for item, at in times.items():
                     position = self._positions.get(item)
                     if (
                         item in found
                         and position is not None
                         and position.offset is None
-                        and position.reset == at
+                        and position.reset_timestamp == at
                     ):
-                        position.offset, position.reset = found[item].offset, None
+                        position.offset, position.reset_timestamp = found[item].offset, None
                         position.error_name = ""
                         self.failures.pop(item, None)
         for item, failure in failures.items():
             if item in self._positions:
                 raise failure
 
-    def _failed(self, problems: dict[TopicPartition, ClientError]) -> None:
+    def _retry_later(self, problems: dict[TopicPartition, ClientError]) -> None:
         if problems:
             self.failures |= problems
-            self._note(problems)
+            self._record_errors(problems)
             self._retry_at = time.monotonic() + self._backoff_s
-            self._cluster.request_refresh()
+            self._network_client.request_refresh()
 
-    def _note(self, problems: Mapping[TopicPartition, ClientError]) -> None:
+    def _record_errors(self, problems: Mapping[TopicPartition, ClientError]) -> None:
         for item, problem in problems.items():
             position = self._positions.get(item)
             if position is not None:
-                position.note(problem.code.name, str(problem))
+                position.record_error(problem.code.name, str(problem))
 
     def waits(self) -> list[Wait]:
         """Returns the partitions whose position a broker has not returned for a while. From any thread."""
         now = time.monotonic()
         return [
-            Wait(Kind.READ, str(item), no_response_text(request.connection, request.api_key), request.sent)
+            Wait(Kind.READ, str(item), no_response_text(request.connection, request.api_key), request.sent_s)
             for request, times in list(self._requests.values())
-            if now - request.sent > SLOW_S and request.connection.unanswered() is request
+            if now - request.sent_s > SLOW_S and request.connection.oldest_unanswered() is request
             for item in times
         ]
 

@@ -32,7 +32,7 @@ class OffsetAt(NamedTuple):
 
 
 def list_offsets(
-    cluster: NetworkClient,
+    network_client: NetworkClient,
     times: Mapping[TopicPartition, int],
     deadline: float,
     *,
@@ -43,16 +43,16 @@ def list_offsets(
     Sends to all leaders at once; retries after a metadata refresh while leaders move, until ``deadline``.
     """
     failures: dict[TopicPartition, ClientError] = {}
-    found = list_offsets_known(
-        cluster, times, deadline, failures, committed_only=committed_only, all_or_none=True
+    found = list_offsets_or_failures(
+        network_client, times, deadline, failures, committed_only=committed_only, all_or_none=True
     )
     for failure in failures.values():
         raise failure
     return found
 
 
-def list_offsets_known(
-    cluster: NetworkClient,
+def list_offsets_or_failures(
+    network_client: NetworkClient,
     times: Mapping[TopicPartition, int],
     deadline: float,
     failures: dict[TopicPartition, ClientError],
@@ -65,13 +65,13 @@ def list_offsets_known(
     ``all_or_none``: ends at the first error that cannot be retried.
     """
     try:
-        return _list_offsets(cluster, times, deadline, failures, committed_only, all_or_none)
+        return _list_offsets(network_client, times, deadline, failures, committed_only, all_or_none)
     finally:
-        cluster.retrying = None
+        network_client.retrying = None
 
 
 def _list_offsets(
-    cluster: NetworkClient,
+    network_client: NetworkClient,
     times: Mapping[TopicPartition, int],
     deadline: float,
     failures: dict[TopicPartition, ClientError],
@@ -84,10 +84,13 @@ def _list_offsets(
     while left:
         again: dict[TopicPartition, ClientError] = {}
         requests: list[tuple[InFlightRequest, list[TopicPartition]]] = []
-        led = by_leader_known(cluster, left, deadline, "look up an offset of", failures)
+        led = partitions_by_leader_or_failures(
+            network_client, left, deadline, "look up an offset of", failures
+        )
         for node_id, items in led.items():
             try:
-                requests.append((_send(cluster, node_id, items, left, deadline, committed_only), items))
+                request = _send(network_client, node_id, items, left, deadline, committed_only)
+                requests.append((request, items))
             except (BrokerUnreachable, RequestTimeout) as problem:
                 again.update(dict.fromkeys(items, problem))
             except ClientError as problem:
@@ -98,46 +101,46 @@ def _list_offsets(
         left = {item: at for item, at in left.items() if item not in found and item not in failures}
         if not left or (all_or_none and failures):
             break
-        pause = cluster.config.seconds("retry.backoff.ms")
+        pause = network_client.config.seconds("retry.backoff.ms")
         if time.monotonic() + pause >= deadline:
             late = RequestTimeout(
                 f"no offsets for {', '.join(map(str, left))} within {time.monotonic() - began:.1f} s"
             )
             failures.update({item: again.get(item, late) for item in left})
             break
-        cluster.retrying = (began, str(next(iter(again.values()), "no leader answers")))
+        network_client.retrying = (began, str(next(iter(again.values()), "no leader answers")))
         time.sleep(pause)
         try:
-            cluster.refresh(deadline)
+            network_client.refresh(deadline)
         except ClientError as problem:
             failures.update({item: again.get(item, problem) for item in left})
             break
     return found
 
 
-def by_leader(
-    cluster: NetworkClient, items: Iterable[TopicPartition], deadline: float, what: str
+def partitions_by_leader(
+    network_client: NetworkClient, items: Iterable[TopicPartition], deadline: float, what: str
 ) -> dict[int, list[TopicPartition]]:
     """Groups partitions by leader; ``what`` names the operation in the error if a partition is missing."""
     failures: dict[TopicPartition, ClientError] = {}
-    found = by_leader_known(cluster, items, deadline, what, failures)
+    found = partitions_by_leader_or_failures(network_client, items, deadline, what, failures)
     for failure in failures.values():
         raise failure
     return found
 
 
-def by_leader_known(
-    cluster: NetworkClient,
+def partitions_by_leader_or_failures(
+    network_client: NetworkClient,
     items: Iterable[TopicPartition],
     deadline: float,
     what: str,
     failures: dict[TopicPartition, ClientError],
 ) -> dict[int, list[TopicPartition]]:
-    """As :func:`by_leader`, but adds partitions that do not exist to ``failures``."""
+    """As :func:`partitions_by_leader`, but adds partitions that do not exist to ``failures``."""
     found: dict[int, list[TopicPartition]] = {}
     for item in items:
         try:
-            topic = cluster.topic(item.topic, deadline)
+            topic = network_client.topic(item.topic, deadline)
         except ClientError as problem:
             failures[item] = problem
             continue
@@ -155,7 +158,7 @@ def by_leader_known(
 
 
 def _send(
-    cluster: NetworkClient,
+    network_client: NetworkClient,
     node_id: int,
     items: Iterable[TopicPartition],
     times: Mapping[TopicPartition, int],
@@ -164,9 +167,9 @@ def _send(
 ) -> InFlightRequest:
     if node_id < 0:
         raise BrokerUnreachable("no leader for " + ", ".join(map(str, items)), ErrorCode.LEADER_NOT_AVAILABLE)
-    connection = cluster.connection(node_id, CONTROL, deadline)
+    connection = network_client.connection(node_id, CONTROL, deadline)
     requested = {item: times[item] for item in items}
-    return send_list_offsets(connection, requested, cluster.config, committed_only=committed_only)
+    return send_list_offsets(connection, requested, network_client.config, committed_only=committed_only)
 
 
 def send_list_offsets(

@@ -27,7 +27,7 @@ from tidemill.client.network_client import NetworkClient
 from tidemill.client.partitioners import kind_of
 from tidemill.client.record_accumulator import (
     Delivery,
-    PendingBatch,
+    ProducerBatch,
     RecordAccumulator,
     RecordMetadata,
     TopicQueues,
@@ -104,7 +104,7 @@ class Producer:
         **keywords: Any,
     ) -> None:
         self.config = config_of(PRODUCER, bootstrap_servers, config, keywords)
-        self._cluster = NetworkClient(self.config)
+        self._network_client = NetworkClient(self.config)
         partitioner = self.config["partitioner"]
         custom = partitioner if callable(partitioner) else None
         block = self.config.int("max.block.ms")
@@ -123,7 +123,7 @@ class Producer:
         self._append = self._accumulator.append
         self._topics = self._accumulator.topics
         self._load_lock = threading.Lock()
-        self._sender = Sender(self._cluster, self._accumulator)
+        self._sender = Sender(self._network_client, self._accumulator)
         self._sender.thread.start()
         self._closed = False
         _OPEN_PRODUCERS.add(self)
@@ -244,8 +244,8 @@ class Producer:
             found = self._topics.get(topic)
             if found is not None:
                 return found
-            create = self._cluster.config.bool("allow.auto.create.topics")
-            known = self._cluster.topic(topic, time.monotonic() + self._block, create=create)
+            create = self._network_client.config.bool("allow.auto.create.topics")
+            known = self._network_client.topic(topic, time.monotonic() + self._block, create=create)
             made = TopicQueues(topic, len(known.partitions))
             with self._accumulator.lock:
                 self._topics[topic] = made
@@ -254,7 +254,7 @@ class Producer:
 
     def _grow(self, topic: str) -> None:
         """Refreshes the metadata: the topic may have more partitions by now."""
-        self._cluster.refresh(time.monotonic() + self._block)
+        self._network_client.refresh(time.monotonic() + self._block)
         self._sender.apply_metadata()
 
     # -- results and closing ------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class Producer:
         Raises RequestTimeout after ``timeout`` seconds; the messages are still in progress then.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        todo: list[PendingBatch] = self._accumulator.mark_all_urgent()
+        todo: list[ProducerBatch] = self._accumulator.mark_all_urgent()
         while todo:
             batch = todo.pop()
             if not batch.done:
@@ -307,7 +307,7 @@ class Producer:
                 )
                 sender.wake()
                 sender.thread.join(5)
-        self._cluster.close()
+        self._network_client.close()
         _OPEN_PRODUCERS.discard(self)
         wait_reasons.unregister(self)
 

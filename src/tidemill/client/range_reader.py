@@ -87,7 +87,7 @@ class RangeReader:
         self.__init__(None, config.plain_given())  # type: ignore[misc]
 
     @property
-    def _cluster(self) -> NetworkClient:
+    def _network_client(self) -> NetworkClient:
         if self._opened is None:
             self._opened = NetworkClient(self.config)
         return self._opened
@@ -99,8 +99,8 @@ class RangeReader:
 
     def topic_names(self, pattern: str | None = None) -> list[str]:
         """Returns the names of all topics but internal ones, or of those that ``pattern`` matches in full."""
-        self._cluster.refresh(self._deadline(), every=True)
-        names = sorted(topic.name for topic in self._cluster.topics.values() if not topic.internal)
+        self._network_client.refresh(self._deadline(), every=True)
+        names = sorted(topic.name for topic in self._network_client.topics.values() if not topic.internal)
         if pattern is None:
             return names
         match = re.compile(pattern).fullmatch
@@ -108,14 +108,15 @@ class RangeReader:
 
     def describe(self, topics: Sequence[str]) -> dict[str, TopicView]:
         """Returns the existing topics among ``topics``. Creates none."""
-        cluster, deadline = self._cluster, self._deadline()
+        network_client, deadline = self._network_client, self._deadline()
         while True:
-            cluster.refresh(deadline, topics)
-            codes = {name: code_of(cluster.errors[name]) for name in topics if name in cluster.errors}
+            network_client.refresh(deadline, topics)
+            errors = network_client.topic_errors
+            codes = {name: code_of(errors[name]) for name in topics if name in errors}
             gone = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION}
             waiting = {name: code for name, code in codes.items() if code not in gone}
             for name in codes:
-                cluster.remove_topic(name)
+                network_client.remove_topic(name)
             if not waiting:
                 break
             name, code = next(iter(waiting.items()))
@@ -126,7 +127,7 @@ class RangeReader:
         return {
             name: TopicView(None if found.topic_id == ZERO_ID else found.topic_id, len(found.partitions))
             for name in topics
-            if (found := cluster.topics.get(name)) is not None
+            if (found := network_client.topics.get(name)) is not None
         }
 
     def list_offsets(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
@@ -134,7 +135,9 @@ class RangeReader:
 
         LATEST is the high watermark, or the last stable offset with read_committed.
         """
-        found = list_offsets(self._cluster, wanted, self._deadline(), committed_only=self.committed_only)
+        found = list_offsets(
+            self._network_client, wanted, self._deadline(), committed_only=self.committed_only
+        )
         return {item: place.offset for item, place in found.items()}
 
     def offsets(self, topics: Sequence[str] | str, at: str | int) -> dict[TopicPartition, int]:
@@ -154,7 +157,7 @@ class RangeReader:
         ``timeout`` is in seconds, by default ``default.api.timeout.ms``.
         """
         commit_offsets(
-            self._cluster,
+            self._network_client,
             group,
             {item: (offset, -1, "") for item, offset in offsets.items()},
             self._deadline() if timeout is None else time.monotonic() + timeout,
@@ -184,7 +187,7 @@ class RangeReader:
         from tidemill.records.columns import decode_columns
 
         run = _RangeFetch(
-            self, self._cluster, topic, partition, start, end, topic_id, min(bytes_max, FETCH_BYTES)
+            self, self._network_client, topic, partition, start, end, topic_id, min(bytes_max, FETCH_BYTES)
         )
         for response, first in run.responses():
             at, position = first, response.start
@@ -211,8 +214,6 @@ class RangeReader:
                     break
                 at, position = columns.next_offset, columns.next_position
 
-    read_arrow = read
-
     def close(self) -> None:
         """Closes the connections."""
         if self._opened is not None:
@@ -237,7 +238,7 @@ class _RangeFetch:
     def __init__(
         self,
         reader: RangeReader,
-        cluster: NetworkClient,
+        network_client: NetworkClient,
         topic: str,
         partition: int,
         start: int,
@@ -246,7 +247,7 @@ class _RangeFetch:
         bytes_max: int,
     ) -> None:
         self.reader = reader
-        self.cluster = cluster
+        self.network_client = network_client
         self.config = reader.config
         self.topic = topic
         self.partition = partition
@@ -254,9 +255,9 @@ class _RangeFetch:
         self.end = end
         self.topic_id = topic_id
         self.bytes_max = bytes_max
-        self.empty = 0
-        self.timeout = reader.config.seconds("default.api.timeout.ms")
-        self.deadline = time.monotonic() + self.timeout
+        self.empty_responses = 0
+        self.timeout_s = reader.config.seconds("default.api.timeout.ms")
+        self.deadline = time.monotonic() + self.timeout_s
 
     def responses(self) -> Iterator[tuple[FetchedPartition, int]]:
         """Yields the responses with records, each with the offset that it was fetched from."""
@@ -268,7 +269,7 @@ class _RangeFetch:
             try:
                 if request is None:
                     request = self._send()
-                response = self._await(request)
+                response = self._await_response(request)
             except (BrokerUnreachable, RequestTimeout) as problem:
                 failure, request = problem, None
                 self._pause_and_refresh()
@@ -282,7 +283,7 @@ class _RangeFetch:
             if after == first:
                 self._handle_no_batch(response)
                 continue
-            self.position, self.empty, self.deadline = after, 0, time.monotonic() + self.timeout
+            self.position, self.empty_responses, self.deadline = after, 0, time.monotonic() + self.timeout_s
             if after < self.end:
                 try:
                     request = self._send()
@@ -291,11 +292,11 @@ class _RangeFetch:
             yield response, first
 
     def _send(self) -> InFlightRequest:
-        found = self.cluster.topic(self.topic, self.deadline)
+        found = self.network_client.topic(self.topic, self.deadline)
         if self._is_other_topic(found.topic_id) or self.partition >= len(found.partitions):
             # A reused client may have outdated metadata of the topic: refresh it before reporting a loss.
-            self.cluster.refresh(self.deadline, [self.topic])
-            found = self.cluster.topic(self.topic, self.deadline)
+            self.network_client.refresh(self.deadline, [self.topic])
+            found = self.network_client.topic(self.topic, self.deadline)
         self._check_id(found.topic_id)
         if self.partition >= len(found.partitions):
             raise DataLoss(
@@ -306,12 +307,12 @@ class _RangeFetch:
             )
         leader = found.partitions[self.partition].leader
         if leader < 0:
-            self.cluster.request_refresh()
+            self.network_client.request_refresh()
             raise BrokerUnreachable(
                 f"{self.topic}-{self.partition} has no leader; wait, or check the brokers of its replicas",
                 ErrorCode.LEADER_NOT_AVAILABLE,
             )
-        connection = self.cluster.connection(leader, DATA, self.deadline)
+        connection = self.network_client.connection(leader, DATA, self.deadline)
         requested = fetch_requests.PartitionFetch(
             self.topic, found.topic_id, self.partition, self.position, -1, self.bytes_max
         )
@@ -327,8 +328,8 @@ class _RangeFetch:
         )
         return connection.send(ApiKey.FETCH, message, version=version)
 
-    def _await(self, request: InFlightRequest) -> FetchedPartition:
-        request.connection.wait(request, max(0.0, request.expires - time.monotonic()) + 1)
+    def _await_response(self, request: InFlightRequest) -> FetchedPartition:
+        request.connection.wait(request, max(0.0, request.expires_s - time.monotonic()) + 1)
         if request.error is not None:
             raise request.error
         if not request.done:
@@ -407,14 +408,14 @@ class _RangeFetch:
             return
         limit = response.last_stable_offset if self.reader.committed_only else response.high_watermark
         if 0 <= limit <= self.position:
-            self.empty += 1
-            if self.empty > 1:  # a new leader may learn its high watermark a moment later
+            self.empty_responses += 1
+            if self.empty_responses > 1:  # a new leader may learn its high watermark a moment later
                 raise self._out_of_range()
 
     def _pause_and_refresh(self) -> None:
         time.sleep(min(self.config.seconds("retry.backoff.ms"), max(0.0, self.deadline - time.monotonic())))
         try:
-            self.cluster.refresh(self.deadline)
+            self.network_client.refresh(self.deadline)
         except KafkaError as problem:
             logger.debug("metadata: %s", problem)
 

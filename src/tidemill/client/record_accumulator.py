@@ -44,7 +44,7 @@ STICKY: Final = 3
 CUSTOM: Final = 4
 
 
-class PendingBatch:
+class ProducerBatch:
     """A batch of messages, its state and its result."""
 
     def __init__(
@@ -72,7 +72,7 @@ class PendingBatch:
         self.append_time_ms: i64 = -1
         self.callbacks: list[tuple[int, int, Any]] | None = None
         self.event: threading.Event | None = None
-        self.parts: list[PendingBatch] | None = None
+        self.parts: list[ProducerBatch] | None = None
         self.part_starts: list[int] | None = None
 
 
@@ -96,7 +96,7 @@ class Delivery:
     """The result of one message, known once its batch is completed."""
 
     def __init__(
-        self, accumulator: RecordAccumulator, batch: PendingBatch, index: i64, timestamp_ms: i64
+        self, accumulator: RecordAccumulator, batch: ProducerBatch, index: i64, timestamp_ms: i64
     ) -> None:
         self._accumulator = accumulator
         self.batch = batch
@@ -145,10 +145,10 @@ class Delivery:
                 )
         return next((batch.error for batch in self._batches() if batch.error is not None), None)
 
-    def _batches(self) -> list[PendingBatch]:
+    def _batches(self) -> list[ProducerBatch]:
         """Returns the batches that contain the messages from :attr:`first_index` to this one."""
-        found: list[PendingBatch] = []
-        todo: list[tuple[PendingBatch, int, int]] = [(self.batch, int(self.first_index), int(self._index))]
+        found: list[ProducerBatch] = []
+        todo: list[tuple[ProducerBatch, int, int]] = [(self.batch, int(self.first_index), int(self._index))]
         while todo:
             batch, first, last = todo.pop()
             parts, starts = batch.parts, batch.part_starts
@@ -161,7 +161,7 @@ class Delivery:
                     todo.append((parts[number], max(first - start, 0), min(last, end - 1) - start))
         return found
 
-    def _final_batch(self) -> tuple[PendingBatch, i64]:
+    def _final_batch(self) -> tuple[ProducerBatch, i64]:
         """Returns the batch of the message and its index there, following the parts of a split batch."""
         batch = self.batch
         index: i64 = self._index
@@ -179,7 +179,7 @@ class Delivery:
         return metadata_of(batch, int(index), int(self._timestamp_ms))
 
 
-def metadata_of(batch: PendingBatch, index: int, timestamp_ms: int) -> RecordMetadata:
+def metadata_of(batch: ProducerBatch, index: int, timestamp_ms: int) -> RecordMetadata:
     """Returns the position of the message at ``index`` of a completed batch."""
     offset = int(batch.base_offset)
     time_ms = timestamp_ms if batch.append_time_ms < 0 else int(batch.append_time_ms)
@@ -194,15 +194,15 @@ class PartitionQueue:
     def __init__(self, topic: str, partition: int) -> None:
         self.topic = topic
         self.partition = partition
-        self.waiting: deque[PendingBatch] = deque()
-        self.in_flight: list[PendingBatch] = []
-        self.open: PendingBatch | None = None
+        self.waiting: deque[ProducerBatch] = deque()
+        self.in_flight: list[ProducerBatch] = []
+        self.open_batch: ProducerBatch | None = None
         self.next_number = 0
         self.producer_id: i64 = -1
         self.producer_epoch: i64 = -1
         self.next_sequence: i64 = 0
-        self.bump_due = False
-        self.sent_to: i64 = -1
+        self.epoch_bump_required = False
+        self.in_flight_node_id: i64 = -1
         """The broker that has the batches in flight."""
         self.acknowledged_at = 0.0
         """When the last of its batches was acknowledged, in monotonic seconds."""
@@ -217,8 +217,8 @@ class TopicQueues:
         self.name = name
         self.queues: list[PartitionQueue] = [PartitionQueue(name, p) for p in range(partitions)]
         self.available: list[int] = list(range(partitions))
-        self.turn: i64 = 0
-        self.sticky: i64 = -1
+        self.round_robin_turn: i64 = 0
+        self.sticky_partition: i64 = -1
 
 
 class RecordAccumulator:
@@ -239,9 +239,9 @@ class RecordAccumulator:
         self.buffer_bytes: i64 = buffer_bytes
         self.message_bytes_max: i64 = message_bytes_max
         self.codec: i64 = codec
-        self.level = level
-        self.kind: i64 = kind
-        self.custom = custom
+        self.compression_level = level
+        self.partitioner_kind: i64 = kind
+        self.custom_partitioner = custom
         self.wake = wake
         self.used_bytes: i64 = 0
         self.waiters = 0
@@ -254,7 +254,7 @@ class RecordAccumulator:
         self.space_freed: Any = threading.Condition(self.lock)
         self.topics: dict[str, TopicQueues] = {}
         self.active: dict[PartitionQueue, None] = {}
-        self.incomplete: dict[PendingBatch, None] = {}
+        self.incomplete: dict[ProducerBatch, None] = {}
 
     # -- called by the threads that send ------------------------------------------------------------------
 
@@ -324,7 +324,7 @@ class RecordAccumulator:
 
         The ``first_index`` of a delivery is the index of the first of these messages in its batch.
         """
-        last: dict[PendingBatch, Delivery] = {}
+        last: dict[ProducerBatch, Delivery] = {}
         count = len(values)
         for i in range(count):
             stamp = now_ms
@@ -350,66 +350,68 @@ class RecordAccumulator:
 
     def _choose_partition(self, topic: TopicQueues, key: bytes | None) -> i64:
         count: i64 = len(topic.queues)
-        if self.kind == CUSTOM and self.custom is not None:
-            chosen: i64 = self.custom(topic.name, key, int(count))
+        if self.partitioner_kind == CUSTOM and self.custom_partitioner is not None:
+            chosen: i64 = self.custom_partitioner(topic.name, key, int(count))
             if chosen < 0 or chosen >= count:
                 raise ValueError(f"the partitioner chose {chosen} of {count} partitions of {topic.name!r}")
             return chosen
         if key is not None:
-            if self.kind == MURMUR2:
+            if self.partitioner_kind == MURMUR2:
                 return (murmur2(key) & 0x7FFFFFFF) % count
-            if self.kind == CONSISTENT:
+            if self.partitioner_kind == CONSISTENT:
                 return i64(crc32_partition(key, int(count)))
         usable: i64 = len(topic.available)
-        if self.kind == ROUND_ROBIN:
-            topic.turn += 1
-            return topic.turn % count if usable == 0 else i64(topic.available[topic.turn % usable])
-        if topic.sticky < 0 or topic.queues[topic.sticky].open is None:
-            topic.sticky = self._next_sticky(topic, count, usable)
-        return topic.sticky
+        if self.partitioner_kind == ROUND_ROBIN:
+            topic.round_robin_turn += 1
+            if usable == 0:
+                return topic.round_robin_turn % count
+            return i64(topic.available[topic.round_robin_turn % usable])
+        if topic.sticky_partition < 0 or topic.queues[topic.sticky_partition].open_batch is None:
+            topic.sticky_partition = self._next_sticky(topic, count, usable)
+        return topic.sticky_partition
 
     def _next_sticky(self, topic: TopicQueues, count: i64, usable: i64) -> i64:
         """Chooses a random partition with a leader, so that the load is even over time."""
         if usable == 0:
             return i64(random.randrange(int(count)))
         chosen: i64 = topic.available[random.randrange(int(usable))]
-        if chosen == topic.sticky and usable > 1:
+        if chosen == topic.sticky_partition and usable > 1:
             chosen = topic.available[random.randrange(int(usable))]
         return chosen
 
-    def _batch_for(self, topic: TopicQueues, partition: i64, size: i64) -> PendingBatch:
+    def _batch_for(self, topic: TopicQueues, partition: i64, size: i64) -> ProducerBatch:
         if partition >= i64(len(topic.queues)):
             raise self._no_partition(topic, partition)
         queue = topic.queues[partition]
-        batch = queue.open
+        batch = queue.open_batch
         if batch is not None:
             if batch.builder.size_bytes + size <= self.batch_bytes:
                 return batch
             self._close_batch(batch)
-            if self.kind != ROUND_ROBIN and topic.sticky == partition:
-                topic.sticky = -1
+            if self.partitioner_kind != ROUND_ROBIN and topic.sticky_partition == partition:
+                topic.sticky_partition = -1
         return self._new_batch(queue)
 
-    def _new_batch(self, queue: PartitionQueue) -> PendingBatch:
-        batch = PendingBatch(queue, queue.next_number, time.monotonic(), self.codec, self.level)
+    def _new_batch(self, queue: PartitionQueue) -> ProducerBatch:
+        batch = ProducerBatch(queue, queue.next_number, time.monotonic(), self.codec, self.compression_level)
         queue.next_number += NUMBER_STEP
-        queue.open = batch
+        queue.open_batch = batch
         queue.waiting.append(batch)
         self.active[queue] = None
         self.incomplete[batch] = None
         self.wake()
         return batch
 
-    def _forget_batch(self, batch: PendingBatch) -> None:
+    def _forget_batch(self, batch: ProducerBatch) -> None:
         """Removes a new batch whose first message could not be appended: an empty batch cannot be sent."""
-        batch.queue.open = None
+        batch.queue.open_batch = None
         batch.queue.waiting.remove(batch)
         self.incomplete.pop(batch, None)
 
-    def _close_batch(self, batch: PendingBatch) -> None:
+    def _close_batch(self, batch: ProducerBatch) -> None:
         batch.full = True
-        if batch.queue.open is batch:
-            batch.queue.open = None
+        if batch.queue.open_batch is batch:
+            batch.queue.open_batch = None
         self.wake()
 
     def _await_space(self, size: i64, block_seconds: float) -> None:
@@ -454,7 +456,7 @@ class RecordAccumulator:
 
     # -- waiting for the result ---------------------------------------------------------------------------
 
-    def await_batch(self, batch: PendingBatch, timeout: float | None) -> None:
+    def await_batch(self, batch: ProducerBatch, timeout: float | None) -> None:
         """Returns once ``batch`` is completed; raises RequestTimeout after ``timeout`` seconds."""
         with self.lock:
             if batch.done:
@@ -471,7 +473,7 @@ class RecordAccumulator:
                 "retries continue until delivery.timeout.ms"
             )
 
-    def mark_all_urgent(self) -> list[PendingBatch]:
+    def mark_all_urgent(self) -> list[ProducerBatch]:
         """Ends the lingering of all waiting batches; returns the batches that are not completed yet."""
         with self.lock:
             batches = list(self.incomplete)
@@ -482,7 +484,7 @@ class RecordAccumulator:
 
     # -- called by the sender -----------------------------------------------------------------------------
 
-    def complete(self, batch: PendingBatch, error: Exception | None) -> None:
+    def complete(self, batch: ProducerBatch, error: Exception | None) -> None:
         """Completes a batch: frees its memory and wakes waiters. The sender runs the callbacks, unlocked."""
         with self.lock:
             batch.error = error

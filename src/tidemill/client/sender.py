@@ -22,7 +22,6 @@ from tidemill.client.errors import (
     BrokerUnreachable,
     ClientClosed,
     ClientError,
-    RequestTimeout,
     code_of,
     error_for,
 )
@@ -31,7 +30,7 @@ from tidemill.client.record_accumulator import (
     EPOCH_MAX,
     SEQUENCE_MASK,
     PartitionQueue,
-    PendingBatch,
+    ProducerBatch,
     RecordAccumulator,
 )
 from tidemill.client.wait_reasons import Kind, Wait
@@ -53,24 +52,24 @@ IDLE_SECONDS = 1.0
 class Sender:
     """The sender thread and its state: sockets to poll, requests in flight, the producer id."""
 
-    def __init__(self, cluster: NetworkClient, accumulator: RecordAccumulator) -> None:
-        config = cluster.config
-        self._cluster = cluster
+    def __init__(self, network_client: NetworkClient, accumulator: RecordAccumulator) -> None:
+        config = network_client.config
+        self._network_client = network_client
         self._accumulator = accumulator
-        self.results = BatchResults(cluster, accumulator)
+        self.results = BatchResults(network_client, accumulator)
         self._acks = config.int("acks")
-        self._linger = config.seconds("linger.ms")
-        self._timeout_ms = min(config.int("request.timeout.ms"), 2**31 - 1)
+        self._linger_s = config.seconds("linger.ms")
+        self._request_timeout_ms = min(config.int("request.timeout.ms"), 2**31 - 1)
         self._in_flight_max = config.int("max.in.flight.requests.per.connection")
-        self._request_bytes = config.int("max.request.size")
+        self._request_bytes_max = config.int("max.request.size")
         self._delivery_timeout_s = config.seconds("delivery.timeout.ms")
-        self._backoff = config.seconds("retry.backoff.ms")
+        self._retry_backoff_s = config.seconds("retry.backoff.ms")
         self._idempotent = config.bool("enable.idempotence")
         self._producer_id = -1
         self._producer_epoch = -1
         self._poll = select.poll()
-        self._registered: dict[int, Connection] = {}
-        self._outstanding: dict[Connection, deque[InFlightRequest]] = {}
+        self._polled_connections: dict[int, Connection] = {}
+        self._in_flight: dict[Connection, deque[InFlightRequest]] = {}
         self._pipe = WakePipe()
         self._poll.register(self._pipe, select.POLLIN)
         self._refreshing = False
@@ -86,7 +85,7 @@ class Sender:
     def _run(self) -> None:
         try:
             while not (self.stopping and not self._accumulator.incomplete):
-                self._iterate()
+                self._run_once()
         except BaseException as problem:
             logger.exception("the producer's sender thread failed")
             error = ClientError(f"the producer's sender thread failed: {problem!r}; create a new producer")
@@ -99,50 +98,50 @@ class Sender:
         finally:
             self._pipe.close()
 
-    def _iterate(self) -> None:
+    def _run_once(self) -> None:
         now = time.monotonic()
-        self._prepare(now)
+        self._start_updates(now)
         wait = self._send_ready(now)
         self.results.run_callbacks()
-        self._await(wait)
+        self._poll_responses(wait)
         self.results.run_callbacks()
 
-    def _await(self, wait: float) -> None:
+    def _poll_responses(self, wait: float) -> None:
         """Waits up to ``wait`` seconds for responses or a wake-up; handles the responses."""
         for descriptor, _ in self._poll.poll(int(wait * 1000 + 0.999)):
             if descriptor == self._pipe.fileno():
                 self._pipe.drain()
                 continue
-            connection = self._registered.get(descriptor)
+            connection = self._polled_connections.get(descriptor)
             if connection is not None:
                 connection.receive()
         now = time.monotonic()
-        for connection, requests in list(self._outstanding.items()):
+        for connection, requests in list(self._in_flight.items()):
             connection.expire(now)
             while requests and requests[0].done:
                 self._handle_response(requests.popleft())
-        for descriptor, connection in list(self._registered.items()):
+        for descriptor, connection in list(self._polled_connections.items()):
             # The closing thread may not have ended every request yet: a later iteration handles the rest.
-            if connection.closed and not self._outstanding.get(connection):
-                self._unregister(descriptor, connection)
+            if connection.closed and not self._in_flight.get(connection):
+                self._stop_polling(descriptor, connection)
 
-    def _unregister(self, descriptor: int, connection: Connection) -> None:
-        del self._registered[descriptor]
-        self._outstanding.pop(connection, None)
+    def _stop_polling(self, descriptor: int, connection: Connection) -> None:
+        del self._polled_connections[descriptor]
+        self._in_flight.pop(connection, None)
         with contextlib.suppress(KeyError, OSError, ValueError):
             self._poll.unregister(descriptor)
-        if not self._cluster.closed:
-            self._cluster.failed(connection.node_id)
-            self._cluster.request_refresh()
+        if not self._network_client.closed:
+            self._network_client.record_failure(connection.node_id)
+            self._network_client.request_refresh()
 
     # -- preconditions of sending -------------------------------------------------------------------------
 
-    def _prepare(self, now: float) -> None:
+    def _start_updates(self, now: float) -> None:
         """Fails expired batches; starts a helper thread for missing metadata or a missing producer id."""
         accumulator = self._accumulator
-        self.results.expire(now)
+        self.results.expire_batches(now)
         missing_id = self._idempotent and self._producer_id < 0 and bool(accumulator.active)
-        if (self._cluster.needs_refresh() or missing_id) and not self._refreshing:
+        if (self._network_client.needs_refresh() or missing_id) and not self._refreshing:
             self._refreshing = True
             threading.Thread(
                 target=self._update_cluster,
@@ -154,9 +153,9 @@ class Sender:
     def _update_cluster(self, missing_id: bool) -> None:
         deadline = time.monotonic() + 5
         try:
-            self._cluster.raise_refusal()
-            if self._cluster.needs_refresh():
-                self._cluster.refresh(deadline)
+            self._network_client.raise_authentication_error()
+            if self._network_client.needs_refresh():
+                self._network_client.refresh(deadline)
                 self.apply_metadata()
             if missing_id:
                 self._init_producer_id(deadline)
@@ -165,7 +164,7 @@ class Sender:
                 self.results.fail_all(problem, in_flight=False)
             else:
                 logger.debug("metadata or producer id: %s", problem)
-                time.sleep(self._backoff)
+                time.sleep(self._retry_backoff_s)
         finally:
             self._refreshing = False
             self.wake()
@@ -174,7 +173,7 @@ class Sender:
         """Updates the queues from the metadata: adds new partitions, and notes which ones have a leader."""
         with self._accumulator.lock:
             for name, topic in self._accumulator.topics.items():
-                known = self._cluster.topics.get(name)
+                known = self._network_client.topics.get(name)
                 if known is None:
                     continue
                 for p in range(len(topic.queues), len(known.partitions)):
@@ -184,15 +183,15 @@ class Sender:
     def _init_producer_id(self, deadline: float) -> None:
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=2**31 - 1)
         try:
-            response = self._cluster.call_any(ApiKey.INIT_PRODUCER_ID, request, deadline)
+            response = self._network_client.call_any(ApiKey.INIT_PRODUCER_ID, request, deadline)
             if response.error_code:
                 raise error_for(
                     response.error_code, "get a producer id (enable.idempotence=false needs none)"
                 )
         except KafkaError as problem:
-            self.results.id_problem = problem
+            self.results.producer_id_error = problem
             raise
-        self.results.id_problem = None
+        self.results.producer_id_error = None
         self._producer_epoch = response.producer_epoch
         self._producer_id = response.producer_id
 
@@ -208,59 +207,61 @@ class Sender:
         with accumulator.lock:
             flushing = accumulator.waiters > 0 or self.stopping
             for queue in list(accumulator.active):
-                due = self._wait_s(queue, now, flushing)
+                due = self._ready_after_s(queue, now, flushing)
                 if due > 0:
                     wait = min(wait, due)
                     continue
-                leader = self._cluster.leader(queue.topic, queue.partition)
-                if queue.in_flight and leader != queue.sent_to:
+                leader = self._network_client.leader(queue.topic, queue.partition)
+                if queue.in_flight and leader != queue.in_flight_node_id:
                     # A batch in flight to the former leader may be in the log or not. A retry after later
                     # batches would be out of sequence, and a retry in another epoch would be a duplicate.
                     continue
                 by_node.setdefault(leader, []).append(queue)
         for node_id, queues in by_node.items():
             if node_id < 0:
-                self._cluster.request_refresh()
-                wait = min(wait, self._backoff)
+                self._network_client.request_refresh()
+                wait = min(wait, self._retry_backoff_s)
                 continue
-            connection = self._cluster.opened(node_id, DATA)
+            connection = self._network_client.ready_connection(node_id, DATA)
             if connection is None:
-                pause = self._cluster.pause(node_id)
-                self._cluster.open_soon(node_id, DATA, self.wake)
+                pause = self._network_client.connection_delay(node_id)
+                self._network_client.open_in_background(node_id, DATA, self.wake)
                 wait = min(wait, pause or IDLE_SECONDS)
                 continue
             if self._send_to(connection, queues):
                 wait = 0.0
         return wait
 
-    def _wait_s(self, queue: PartitionQueue, now: float, flushing: bool) -> float:
+    def _ready_after_s(self, queue: PartitionQueue, now: float, flushing: bool) -> float:
         """Seconds until the first batch may be sent; 0: now, IDLE_SECONDS: once a response arrives."""
         waiting = queue.waiting
         if not waiting:
             self._accumulator.active.pop(queue, None)
             return IDLE_SECONDS
         head = waiting[0]
-        if queue.bump_due and not queue.in_flight and not head.in_doubt:
+        if queue.epoch_bump_required and not queue.in_flight and not head.in_doubt:
             # A batch that may be in the log keeps its sequence: in another epoch it would be a duplicate.
             self._bump_epoch(queue)
             if queue.producer_id < 0:
                 return IDLE_SECONDS
         if queue.in_flight and (
-            queue.bump_due or head.attempts > 0 or any(batch.attempts > 1 for batch in queue.in_flight)
+            queue.epoch_bump_required
+            or head.attempts > 0
+            or any(batch.attempts > 1 for batch in queue.in_flight)
         ):
             return IDLE_SECONDS
         if head.attempts > 0:
             return max(0.0, head.retry_at - now)
         if flushing or head.full or head.urgent or len(waiting) > 1:
             return 0.0
-        return max(0.0, head.created + self._linger - now)
+        return max(0.0, head.created + self._linger_s - now)
 
     def _send_to(self, connection: Connection, queues: list[PartitionQueue]) -> bool:
         """Sends one request with a batch of each queue, up to its size limit. True if more may be ready."""
-        under_way = self._outstanding.setdefault(connection, deque())
+        under_way = self._in_flight.setdefault(connection, deque())
         if len(under_way) >= self._in_flight_max:
             return False
-        batches: list[PendingBatch] = []
+        batches: list[ProducerBatch] = []
         more = False
         size = REQUEST_OVERHEAD_BYTES
         with self._accumulator.lock:
@@ -268,7 +269,7 @@ class Sender:
                 if not queue.waiting:
                     continue  # Another thread has failed its messages meanwhile.
                 batch = queue.waiting[0]
-                if batches and size + batch.builder.size_bytes > self._request_bytes:
+                if batches and size + batch.builder.size_bytes > self._request_bytes_max:
                     more = True
                     continue
                 self._move_to_in_flight(queue, batch, connection.node_id)
@@ -276,14 +277,14 @@ class Sender:
                 batches.append(batch)
                 more = more or len(queue.waiting) > 0
         if batches:
-            self._request(connection, batches)
+            self._send_produce_request(connection, batches)
         return more and len(under_way) < self._in_flight_max
 
-    def _move_to_in_flight(self, queue: PartitionQueue, batch: PendingBatch, node_id: int) -> None:
+    def _move_to_in_flight(self, queue: PartitionQueue, batch: ProducerBatch, node_id: int) -> None:
         """Moves a batch from waiting to in flight. The caller holds the lock."""
         queue.waiting.popleft()
-        if queue.open is batch:
-            queue.open = None
+        if queue.open_batch is batch:
+            queue.open_batch = None
         batch.full = True
         if self._idempotent and batch.sequence < 0:
             if queue.producer_id < 0:
@@ -295,11 +296,11 @@ class Sender:
         batch.attempts += 1
         batch.in_doubt = True
         queue.in_flight.append(batch)
-        queue.sent_to = node_id
+        queue.in_flight_node_id = node_id
 
     def _bump_epoch(self, queue: PartitionQueue) -> None:
         """Restarts the partition's sequence in the next epoch; brokers keep sequences per partition."""
-        queue.bump_due = False
+        queue.epoch_bump_required = False
         queue.next_sequence = 0
         if queue.producer_epoch >= EPOCH_MAX:
             self._producer_id = -1
@@ -315,7 +316,7 @@ class Sender:
             queue.producer_epoch,
         )
 
-    def _request(self, connection: Connection, batches: list[PendingBatch]) -> None:
+    def _send_produce_request(self, connection: Connection, batches: list[ProducerBatch]) -> None:
         topics: dict[str, TopicProduceData] = {}
         try:
             version = connection.version(ApiKey.PRODUCE)
@@ -323,7 +324,7 @@ class Sender:
                 queue = batch.queue
                 data = topics.get(queue.topic)
                 if data is None:
-                    known = self._cluster.topics.get(queue.topic)
+                    known = self._network_client.topics.get(queue.topic)
                     topic_id = known.topic_id if known else ZERO_ID
                     if topic_id == ZERO_ID:
                         version = min(version, TOPIC_ID_FROM - 1)
@@ -334,10 +335,10 @@ class Sender:
             message = ProduceRequest(
                 transactional_id=None,
                 acks=self._acks,
-                timeout_ms=self._timeout_ms,
+                timeout_ms=self._request_timeout_ms,
                 topic_data=list(topics.values()),
             )
-            self._register(connection)
+            self._poll_connection(connection)
             request = connection.send(
                 ApiKey.PRODUCE, message, version=version, tag=batches, has_response=self._acks != 0
             )
@@ -346,16 +347,16 @@ class Sender:
                 self.results.failed(batch, problem.code, problem)
             return
         if self._acks != 0:
-            self._outstanding[connection].append(request)
+            self._in_flight[connection].append(request)
             return
         for batch in batches:
             self.results.succeeded(batch, -1, -1)
 
-    def _register(self, connection: Connection) -> None:
+    def _poll_connection(self, connection: Connection) -> None:
         descriptor = connection.fileno()
-        if descriptor >= 0 and self._registered.get(descriptor) is not connection:
+        if descriptor >= 0 and self._polled_connections.get(descriptor) is not connection:
             self._poll.register(descriptor, select.POLLIN)
-            self._registered[descriptor] = connection
+            self._polled_connections[descriptor] = connection
 
     # -- reported waits -----------------------------------------------------------------------------------
 
@@ -365,7 +366,7 @@ class Sender:
         counts: dict[PartitionQueue, int] = {}
         with self._accumulator.lock:
             for batch in self._accumulator.incomplete:
-                since.setdefault(batch.queue, batch.created + self._linger)
+                since.setdefault(batch.queue, batch.created + self._linger_s)
                 counts[batch.queue] = counts.get(batch.queue, 0) + int(batch.builder.count)
             queues = [queue for topic in self._accumulator.topics.values() for queue in topic.queues]
         now = time.monotonic()
@@ -379,7 +380,7 @@ class Sender:
             began = max(due, queue.acknowledged_at)
             if now - began > SLOW_S:
                 subject = f"{queue.topic}-{queue.partition}"
-                reason = self._reason(queue, now)
+                reason = self._wait_reason(queue, now)
                 found.append(
                     Wait(
                         Kind.ACKNOWLEDGEMENT, subject, reason, began, counts[queue], self._delivery_timeout_s
@@ -387,27 +388,31 @@ class Sender:
                 )
         return found
 
-    def _reason(self, queue: PartitionQueue, now: float) -> str:
+    def _wait_reason(self, queue: PartitionQueue, now: float) -> str:
         """Returns why the messages of a partition are not acknowledged."""
-        cluster = self._cluster
-        waiting = [wait.reason for wait in cluster.waits()]
+        network_client = self._network_client
+        waiting = [wait.reason for wait in network_client.waits()]
         if self._idempotent and self._producer_id < 0:
-            problem = self.results.id_problem
+            problem = self.results.producer_id_error
             return (
                 str(problem) if problem is not None else (*waiting, "the producer has no producer id yet")[0]
             )
         with self._accumulator.lock:
             batches = [*queue.in_flight, *queue.waiting]
-            node_id = int(queue.sent_to) if queue.in_flight else cluster.leader(queue.topic, queue.partition)
+            node_id = (
+                int(queue.in_flight_node_id)
+                if queue.in_flight
+                else network_client.leader(queue.topic, queue.partition)
+            )
         if node_id < 0:
-            code = code_of(cluster.errors.get(queue.topic, ErrorCode.LEADER_NOT_AVAILABLE))
+            code = code_of(network_client.topic_errors.get(queue.topic, ErrorCode.LEADER_NOT_AVAILABLE))
             return f"{code.name}; {NEXT_STEP[code]}" if code in NEXT_STEP else code.name
-        blocked = cluster.blocked(node_id)
+        blocked = network_client.unresponsive_reason(node_id)
         if blocked is not None:
             return blocked[1]
-        found = cluster.opened(node_id, DATA)
-        request = found.unanswered() if found is not None else None
-        if request is not None and now - request.sent > SLOW_S:
+        found = network_client.ready_connection(node_id, DATA)
+        request = found.oldest_unanswered() if found is not None else None
+        if request is not None and now - request.sent_s > SLOW_S:
             return no_response_text(request.connection, request.api_key)
         refusals = [str(batch.last_refusal) for batch in batches if batch.last_refusal is not None]
         return (*refusals, *waiting, "the brokers acknowledge more slowly than messages are sent")[0]
@@ -415,18 +420,18 @@ class Sender:
     # -- responses ----------------------------------------------------------------------------------------
 
     def _handle_response(self, request: InFlightRequest) -> None:
-        batches: list[PendingBatch] = request.tag
+        batches: list[ProducerBatch] = request.tag
         try:
             response = request.response()
         except KafkaError as problem:
-            self._cluster.request_refresh()
+            self._network_client.request_refresh()
             for batch in batches:
                 self.results.failed(batch, ErrorCode.NETWORK_EXCEPTION, problem)
             return
         found: dict[tuple[Any, int], Any] = {}
         by_id = request.version >= TOPIC_ID_FROM
         for topic in response.responses:
-            name = self._cluster.names.get(topic.topic_id) if by_id else topic.name
+            name = self._network_client.topic_names.get(topic.topic_id) if by_id else topic.name
             for entry in topic.partition_responses:
                 found[name, entry.index] = entry
         for batch in batches:
@@ -457,6 +462,3 @@ class Sender:
                     partition=batch.queue.partition,
                 )
                 self.results.failed(batch, code_of(entry.error_code), refused)
-
-
-__all__ = ["RequestTimeout", "Sender"]

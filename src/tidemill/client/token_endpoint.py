@@ -20,7 +20,7 @@ from typing import Any
 
 from tidemill.client.errors import AuthenticationFailed, BrokerUnreachable
 from tidemill.client.sasl import printable
-from tidemill.client.tokens import Token, TokenSource, checked
+from tidemill.client.tokens import Token, TokenSource, validated_token
 from tidemill.model.errors import ConfigError
 from tidemill.model.os_error_texts import fault_of
 from tidemill.model.secrets import without
@@ -67,7 +67,7 @@ class EndpointSource(TokenSource):
             )
         life = fields.get("expires_in")
         known = isinstance(life, int | float) and not isinstance(life, bool)
-        return checked(text, began + float(life) if known and life else None, {}, self.name)
+        return validated_token(text, began + float(life) if known and life else None, {}, self.name)
 
     def _fetch_json(self) -> dict[str, Any]:
         try:

@@ -134,7 +134,7 @@ class TokenCache:
         return f" (it expired {expired_s:.0f} s ago by the clock of this machine)" if expired_s > 0 else ""
 
 
-def checked(text: Any, expires: Any, extensions: Mapping[str, str], source: str) -> Token:
+def validated_token(text: Any, expires: Any, extensions: Mapping[str, str], source: str) -> Token:
     """Validates a token. ``expires`` is s or ms since 1970, or None; a JWT may expire earlier."""
     if isinstance(text, bytes):
         text = text.decode("ascii", "replace")
@@ -181,7 +181,7 @@ class FileSource(TokenSource):
                 f"{self.name} cannot be read: {fault_of(problem)}; correct "
                 "sasl.oauthbearer.token.endpoint.url"
             ) from None
-        return checked(data, None, {}, self.name)
+        return validated_token(data, None, {}, self.name)
 
 
 Provider = Callable[[], Any]
@@ -217,12 +217,12 @@ class ProviderSource(TokenSource):
 
     def _token_of(self, given: Any) -> Token:
         if isinstance(given, Token):
-            return checked(given.text, given.expires_s, given.extensions, self.name)
+            return validated_token(given.text, given.expires_s, given.extensions, self.name)
         if isinstance(given, tuple) and len(given) >= 2:
             # As in confluent-kafka: token, expiry, principal, extensions.
             extensions = given[3] if len(given) > 3 and isinstance(given[3], Mapping) else {}
-            return checked(given[0], given[1], extensions, self.name)
-        return checked(given, None, {}, self.name)
+            return validated_token(given[0], given[1], extensions, self.name)
+        return validated_token(given, None, {}, self.name)
 
 
 def load_provider(text: str) -> Provider:

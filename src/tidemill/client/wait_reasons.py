@@ -1,4 +1,4 @@
-"""Reports what the clients of this process wait for, and why, for programs that inform their users.
+"""Reports the waits of the clients of this process, with their reasons, to programs that show them.
 
 This module neither waits nor changes state. Each client registers itself and reports the reasons of a delay
 that it knows: requests without a response, connections that cannot be opened, errors that are retried.

@@ -60,7 +60,6 @@ from tidemill.coordination.coordination_store import (
     ensure_paths,
     subtree,
 )
-from tidemill.coordination.encoding import new_id
 from tidemill.coordination.nodes import (
     BROKER_SEQUENCE,
     DEFAULT_ENTITY,
@@ -74,6 +73,7 @@ from tidemill.coordination.topic_image import TopicImage
 from tidemill.coordination.write_batches import in_pieces
 from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
 from tidemill.model.event_loop_slices import run_in_slices
+from tidemill.model.ids import new_id
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ This module has no I/O; see :mod:`tidemill.controller.topics`. Source: KIP-497, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from tidemill.controller.leader_election import ElectionPolicy, next_state
@@ -30,9 +29,8 @@ class IsrMember(NamedTuple):
     broker_epoch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlterPartitionItem:
-    """The ISR that a leader requests for one partition."""
+class AlterPartitionItem(NamedTuple):
+    """The ISR that a leader requests for one partition. All fields are passed by keyword."""
 
     topic_id: bytes
     partition: int

@@ -15,7 +15,7 @@ from tidemill.controller.controller_election import ControllerElection
 from tidemill.controller.failover import Failover
 from tidemill.controller.leader_election_requests import LeaderElectionRequests
 from tidemill.controller.reassignment_requests import ReassignmentRequests
-from tidemill.controller.unclean_recovery import UncleanRecovery
+from tidemill.controller.unclean_recovery import RequestLogEnds, UncleanRecovery
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.coordination_store import Store
 from tidemill.model.configs import BrokerConfig
@@ -37,8 +37,9 @@ class KafkaController:
         known_image: Callable[[], ClusterImage],
         with_settings: Callable[[BrokerConfig, ClusterImage], BrokerConfig],
         schedule_broker_refresh: Callable[[], None],
+        request_log_ends: RequestLogEnds,
     ) -> None:
-        """See :class:`ControllerContext` for the parameters."""
+        """See :class:`ControllerContext` and :class:`UncleanRecovery` for the parameters."""
         self.election = ControllerElection(store, broker_id, clock)
         self.context = ControllerContext(
             store,
@@ -51,7 +52,7 @@ class KafkaController:
             schedule_broker_refresh=schedule_broker_refresh,
         )
         self.reassignments = ReassignmentRequests(self.context)
-        self.recovery = UncleanRecovery(self.context)
+        self.recovery = UncleanRecovery(self.context, request_log_ends)
         self.leader_elections = LeaderElectionRequests(self.context, self.recovery)
         self.admin_manager = AdminManager(self.context, self.reassignments)
         self.failover = Failover(self.context)

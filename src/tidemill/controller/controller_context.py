@@ -60,7 +60,7 @@ from tidemill.coordination.coordination_store import (
     ensure_paths,
     parent_of,
 )
-from tidemill.coordination.encoding import NodeFormatError, encode_id, new_id
+from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.nodes import (
     CLUSTER_ID,
     CONTROLLER_EPOCH,
@@ -75,6 +75,7 @@ from tidemill.coordination.write_batches import in_groups, in_pieces
 from tidemill.model.configs import MIN_INSYNC, BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.event_loop_slices import ITEMS_AT_ONCE_MAX, run_at_once, run_in_slices, yield_to_loop
+from tidemill.model.ids import encode_id, new_id
 from tidemill.model.log_lines import in_lines
 from tidemill.model.types import ZERO_ID
 
@@ -426,7 +427,7 @@ class ControllerContext:
         *,
         losses: Losses = NO_LOSSES,
         ends: LogEnds = NO_LOG_ENDS,
-        written: Callable[[], None] = lambda: None,
+        written: Callable[[], None] | None = None,
     ) -> Delta | None:
         """Writes ``plans``, applies them to ``image`` (default: the current one) and announces the
         difference.
@@ -443,13 +444,13 @@ class ControllerContext:
         except BaseException:
             self._image = before  # Some may be written: the store is read again before the next change.
             raise
-        if self._image is before:
+        delta = Delta.between(before, self._image) if self._image is not before else None
+        if delta is not None:
+            await self._announce(delta)
+        if written is not None:
             written()
-            return None
-        delta = Delta.between(before, self._image)
-        await self._announce(delta)
-        written()
-        await self._log_and_recover(delta, losses, ends)
+        if delta is not None:
+            await self._log_and_recover(delta, losses, ends)
         return delta
 
     async def _log_and_recover(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -31,10 +32,6 @@ from tidemill.model.types import TopicPartition
 logger = logging.getLogger(__name__)
 
 
-def _nothing(accepted: Reassignments) -> None:
-    pass
-
-
 class ReassignmentRequests:
     """Starts reassignments, and completes each when its new replicas are in sync."""
 
@@ -50,7 +47,7 @@ class ReassignmentRequests:
         requested: Reassignments,
         *,
         factor_may_change: bool = True,
-        accepted: Callable[[Reassignments], None] = _nothing,
+        accepted: Callable[[Reassignments], None] | None = None,
     ) -> dict[TopicPartition, KafkaError]:
         """Starts, replaces and cancels reassignments. Returns the errors of rejected ones.
 
@@ -76,7 +73,7 @@ class ReassignmentRequests:
         self,
         requested: Reassignments,
         factor_may_change: bool,
-        accepted: Callable[[Reassignments], None],
+        accepted: Callable[[Reassignments], None] | None,
         node: Node | None = None,
     ) -> tuple[dict[TopicPartition, KafkaError], Delta | None]:
         """``node``: the administrator's node that holds these reassignments."""
@@ -95,7 +92,8 @@ class ReassignmentRequests:
                 stopping=context.stopping(),
             )
             applied = {key: target for key, target in requested.items() if key not in decisions.errors}
-            delta = await context.write_and_announce(decisions.plans, written=lambda: accepted(applied))
+            written = None if accepted is None else functools.partial(accepted, applied)
+            delta = await context.write_and_announce(decisions.plans, written=written)
             if node is not None:
                 self._applied = dict(requested)
             await self.clean_up_node()

@@ -89,7 +89,7 @@ def plan_creation_in_slices(
     random: Random,
     used_names: UsedTopicNames,
     budget: PartitionBudget,
-    awaited: Callable[[str], Collection[int]] = lambda name: (),
+    awaited: Callable[[str], Collection[int]],
 ) -> Planning:
     """Plans the creation of a topic. Pauses between many partitions.
 

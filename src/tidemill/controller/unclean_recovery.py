@@ -16,7 +16,6 @@ from typing import NamedTuple
 from tidemill.controller.controller_context import ControllerContext
 from tidemill.controller.leader_election import (
     NO_LOG_ENDS,
-    LogEnd,
     LogEnds,
     available_replicas,
     plan_topic_elections,
@@ -34,17 +33,8 @@ RESPONSES_S = 5.0
 """How long the controller waits for the log ends of replicas."""
 RETRY_S = 1.0
 
-RequestLogEnds = Callable[
-    [Mapping[int, Sequence[TopicPartition]], float], Awaitable[dict[TopicPartition, dict[int, LogEnd]]]
-]
+RequestLogEnds = Callable[[Mapping[int, Sequence[TopicPartition]], float], Awaitable[LogEnds]]
 """Requests the log ends of replicas from brokers, with a timeout in seconds."""
-
-
-async def no_log_ends(
-    requested: Mapping[int, Sequence[TopicPartition]], patience_s: float
-) -> dict[TopicPartition, dict[int, LogEnd]]:
-    """For a broker without others, which is the only candidate of each of its partitions."""
-    return {}
 
 
 class ReceivedLogEnds(NamedTuple):
@@ -88,9 +78,9 @@ NO_REQUEST = ReceivedLogEnds(NO_LOG_ENDS, {}, {})
 class UncleanRecovery:
     """Elects leaders by their logs where no replica is in sync or eligible."""
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: ControllerContext, request_log_ends: RequestLogEnds) -> None:
         self._context = context
-        self.request_log_ends: RequestLogEnds = no_log_ends
+        self.request_log_ends = request_log_ends
         self._task: asyncio.Task[None] | None = None
         context.election.controller_change_listeners.append(self._controller_changed)
 

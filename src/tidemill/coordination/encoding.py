@@ -1,11 +1,8 @@
-"""Encodings of node data: JSON objects, and ids of 22 characters."""
+"""The encoding of node data: JSON objects."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
-import os
 from collections.abc import Generator, Mapping
 from typing import Any
 
@@ -96,31 +93,3 @@ def check_version(value: Mapping[str, Any], latest: int) -> int:
     if version > latest:
         raise ValueError(f"version {version} is unknown, {latest} is the latest supported version")
     return version
-
-
-def encode_id(identifier: bytes) -> str:
-    """Encodes 16 bytes as Kafka encodes ids: 22 characters of URL-safe base64 without padding."""
-    if len(identifier) != 16:
-        raise ValueError(f"an id has 16 bytes, this one {len(identifier)}")
-    return base64.urlsafe_b64encode(identifier)[:22].decode()
-
-
-def decode_id(text: str) -> bytes:
-    """Returns the 16 bytes of an id; raises ValueError for anything else."""
-    try:
-        identifier = base64.b64decode(text + "==", altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        identifier = b""
-    if len(identifier) != 16:
-        raise ValueError(f"{text!r} is not an id: 22 characters of URL-safe base64 are expected")
-    return identifier
-
-
-def new_id() -> bytes:
-    """Returns a random id (UUID version 4), never zero, whose text does not begin with a dash."""
-    while True:
-        raw = bytearray(os.urandom(16))
-        raw[6] = raw[6] & 0x0F | 0x40
-        raw[8] = raw[8] & 0x3F | 0x80
-        if raw[0] >> 2 != 0x3E:  # A leading "-" would look like an option on a command line.
-            return bytes(raw)

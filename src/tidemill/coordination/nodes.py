@@ -34,8 +34,6 @@ from urllib.parse import quote, unquote
 from tidemill.coordination.encoding import (
     NodeFormatError,
     check_version,
-    decode_id,
-    encode_id,
     number,
     numbers,
     read_any_json,
@@ -45,6 +43,7 @@ from tidemill.coordination.encoding import (
 )
 from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas, decode_lost, lost_fields
 from tidemill.model.event_loop_slices import run_at_once
+from tidemill.model.ids import decode_id, encode_id
 from tidemill.model.types import TopicPartition
 
 CONTROLLER = "/controller"

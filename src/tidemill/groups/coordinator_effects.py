@@ -53,7 +53,7 @@ class JoinRequest(Value):
     requires_known_member_id: bool = False
     """JoinGroup v4 and later: a dynamic member first receives its id, and then joins with it (KIP-394)."""
     supports_skipping_assignment: bool = False
-    """JoinGroup v9 and later: the response may tell the leader to keep the assignment (KIP-814)."""
+    """JoinGroup v9 and later: the response may instruct the leader to keep the assignment (KIP-814)."""
 
 
 class JoinedMember(Value):
@@ -194,7 +194,6 @@ class StaticMemberStored(Value):
 
     group_id: str
     generation: int
-    instance_id: str
     old_member_id: str
     new_member_id: str
     old_leader: str
@@ -264,7 +263,7 @@ class Append(Value):
     """Records for the log, in one batch where they fit.
 
     Once they are committed, they are replayed if ``replay`` is set (a group's members are in memory already).
-    Then the state machine gets ``then``; when the write failed, it gets ``then`` with the error.
+    Then the state machine receives ``then``; when the write failed, it gets ``then`` with the error.
     """
 
     records: tuple[OffsetsRecord, ...]

@@ -16,7 +16,7 @@ from tidemill.groups.coordinator_effects import (
     TimerKind,
     Waiter,
 )
-from tidemill.groups.group_config import GroupConfig
+from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.group_metadata import GroupMetadata, GroupState
 from tidemill.groups.offset_records import OffsetsRecord
 
@@ -26,7 +26,7 @@ class EventContext:
 
     __slots__ = ("config", "effects", "now")
 
-    def __init__(self, config: GroupConfig, now: Now, effects: list[Effect]) -> None:
+    def __init__(self, config: GroupCoordinatorConfig, now: Now, effects: list[Effect]) -> None:
         self.config = config
         self.now = now
         self.effects = effects

@@ -34,7 +34,7 @@ from tidemill.groups.coordinator_interfaces import (
     OffsetsTopic,
 )
 from tidemill.groups.coordinator_partition import partition_for
-from tidemill.groups.group_config import GroupConfig
+from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.group_coordinator_shard import GroupCoordinatorShard, ShardState, failed_commit
 from tidemill.groups.group_metadata import GroupState
 from tidemill.groups.offset_records import CommittedOffset
@@ -74,10 +74,8 @@ class GroupCoordinator:
         *,
         offsets_log: OffsetsLog,
         topic: OffsetsTopic,
-        config: GroupConfig,
+        config: GroupCoordinatorConfig,
         clock: Clock,
-        append_timeout_ms: int = 5_000,
-        expire_interval_ms: int = 600_000,
         scheduler: Scheduler | None = None,
     ) -> None:
         self.config = config
@@ -88,8 +86,6 @@ class GroupCoordinator:
         """Offsets committed since the start."""
         self._log = offsets_log
         self._clock = clock
-        self._append_timeout_ms = append_timeout_ms
-        self._expire_interval_ms = expire_interval_ms
         self._timers = Timers[CoordinatorTimerKey](scheduler or asyncio.get_running_loop(), self._timer_fired)
         self._shards: dict[int, GroupCoordinatorShard] = {}
         self._by_number: dict[int, GroupCoordinatorShard] = {}
@@ -109,17 +105,16 @@ class GroupCoordinator:
         return cls(
             offsets_log=offsets_log,
             topic=topic,
-            config=GroupConfig.from_broker(config),
+            config=GroupCoordinatorConfig.from_broker(config),
             clock=clock,
-            append_timeout_ms=config.int("offsets.commit.timeout.ms"),
-            expire_interval_ms=config.int("offsets.retention.check.interval.ms"),
         )
 
     # Leadership.
 
     def start(self) -> None:
         """Starts the periodic check for expired offsets."""
-        self._timers.set(CoordinatorTimer.EXPIRE_OFFSETS, self._timers.now_ms() + self._expire_interval_ms)
+        interval_ms = self.config.offsets_retention_check_interval_ms
+        self._timers.set(CoordinatorTimer.EXPIRE_OFFSETS, self._timers.now_ms() + interval_ms)
 
     def begin_stop(self) -> None:
         """Called when the broker begins to hand over its partitions, before it closes its connections.
@@ -153,7 +148,6 @@ class GroupCoordinator:
             offsets_log=self._log,
             timers=self._timers,
             wall_ms=self._clock.wall_ms,
-            append_timeout_ms=self._append_timeout_ms,
             number=self._numbers,
             on_state_changed=self._state_changed,
         )
@@ -252,7 +246,10 @@ class GroupCoordinator:
         try:
             await self.expire()
         except Exception:
-            logger.exception("expired offsets were not removed; retrying in %d ms", self._expire_interval_ms)
+            logger.exception(
+                "expired offsets were not removed; retrying in %d ms",
+                self.config.offsets_retention_check_interval_ms,
+            )
 
     async def expire(self) -> None:
         """Removes expired offsets and groups without offsets, a few groups in each turn of the event loop."""
@@ -296,6 +293,10 @@ class GroupCoordinator:
         if shard.state is not ShardState.ACTIVE:
             return None, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return shard, ErrorCode.NONE
+
+    def _find_named(self, group_id: str) -> tuple[GroupCoordinatorShard | None, ErrorCode]:
+        """As :meth:`_find`, but refuses the empty name, which no group with members has."""
+        return self._find(group_id) if group_id else (None, ErrorCode.INVALID_GROUP_ID)
 
     async def find_coordinator(self, group_id: str, listener: str) -> CoordinatorEndpoint:
         """Returns the address of the group's coordinator; creates ``__consumer_offsets`` where it is missing.
@@ -349,18 +350,14 @@ class GroupCoordinator:
 
     async def sync(self, request: SyncRequest) -> SyncResult:
         """Returns a member's assignment, once the leader's assignment is written."""
-        if not request.group_id:
-            return SyncResult(error=ErrorCode.INVALID_GROUP_ID)
-        shard, error = self._find(request.group_id)
+        shard, error = self._find_named(request.group_id)
         if shard is None:
             return SyncResult(error=error)
         return await shard.sync(request)
 
     def heartbeat(self, group_id: str, member_id: str, generation: int, instance_id: str | None) -> ErrorCode:
         """Restarts the member's session; returns REBALANCE_IN_PROGRESS if the member should rejoin."""
-        if not group_id:
-            return ErrorCode.INVALID_GROUP_ID
-        shard, error = self._find(group_id)
+        shard, error = self._find_named(group_id)
         if shard is None:
             # Members of a group that is being loaded count as alive.
             return ErrorCode.NONE if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS else error
@@ -368,9 +365,7 @@ class GroupCoordinator:
 
     async def leave(self, group_id: str, members: tuple[LeavingMember, ...]) -> LeaveResult:
         """Removes members from the group."""
-        if not group_id:
-            return LeaveResult(error=ErrorCode.INVALID_GROUP_ID)
-        shard, error = self._find(group_id)
+        shard, error = self._find_named(group_id)
         if shard is None:
             return LeaveResult(error=error)
         return await shard.leave(group_id, members)
@@ -407,9 +402,7 @@ class GroupCoordinator:
         self, group_id: str, partitions: tuple[tuple[str, int], ...]
     ) -> DeleteOffsetsResult:
         """Removes committed offsets of partitions that no member consumes."""
-        if not group_id:
-            return DeleteOffsetsResult(error=ErrorCode.INVALID_GROUP_ID)
-        shard, error = self._find(group_id)
+        shard, error = self._find_named(group_id)
         if shard is None:
             return DeleteOffsetsResult(error=error)
         return await shard.delete_offsets(group_id, partitions)

@@ -41,7 +41,7 @@ from tidemill.groups.coordinator_effects import (
     Waiter,
 )
 from tidemill.groups.coordinator_interfaces import OFFSETS_TOPIC, OffsetsLog
-from tidemill.groups.group_config import GroupConfig
+from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.group_metadata import GroupMetadata
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
 from tidemill.groups.offset_records import CommittedOffset, OffsetsRecord
@@ -117,11 +117,10 @@ class GroupCoordinatorShard:
         *,
         partition: int,
         epoch: int,
-        config: GroupConfig,
+        config: GroupCoordinatorConfig,
         offsets_log: OffsetsLog,
         timers: Timers[CoordinatorTimerKey],
         wall_ms: Callable[[], int],
-        append_timeout_ms: int,
         number: int,
         on_state_changed: Callable[[StateChanged], None],
     ) -> None:
@@ -135,7 +134,6 @@ class GroupCoordinatorShard:
         self._log = offsets_log
         self._timers = timers
         self._wall_ms = wall_ms
-        self._append_timeout_ms = append_timeout_ms
         self._append_timer = ShardTimerKey(number, ShardTimer.APPEND)
         self._on_state_changed = on_state_changed
         self._outgoing: list[Append] = []
@@ -257,7 +255,7 @@ class GroupCoordinatorShard:
             self._wake_flush_waiters()
             return
         now = self.now()
-        deadline_ms = now.steady_ms + self._append_timeout_ms
+        deadline_ms = now.steady_ms + self._config.offset_commit_timeout_ms
         builder = BatchBuilder()
         records: list[OffsetsRecord] = []
         ending: list[Append] = []

@@ -134,7 +134,6 @@ class GroupMetadata:
         "pending_joins",
         "pending_syncs",
         "persisted",
-        "previous_state",
         "protocol_counts",
         "protocol_name",
         "protocol_type",
@@ -148,7 +147,6 @@ class GroupMetadata:
     def __init__(self, group_id: str, wall_ms: int) -> None:
         self.group_id = group_id
         self.state = GroupState.EMPTY
-        self.previous_state = GroupState.DEAD
         self.state_timestamp_ms = wall_ms
         """When the state last changed, wall time; -1 where the record, of an old version, has no time."""
         self.generation = 0
@@ -186,7 +184,6 @@ class GroupMetadata:
             raise GroupInvariantError(
                 f"group {self.group_id} cannot go from {self.state.value} to {to.value}: no such transition"
             )
-        self.previous_state = self.state
         self.state = to
         self.state_timestamp_ms = wall_ms
 
@@ -342,7 +339,6 @@ class GroupMetadata:
         """Replaces the group by its record, without a transition; offsets stay."""
         self.persisted = True
         self.state = GroupState.STABLE if value.members else GroupState.EMPTY
-        self.previous_state = GroupState.DEAD
         self.state_timestamp_ms = value.current_state_timestamp
         self.generation = value.generation
         self.protocol_type = value.protocol_type or None

@@ -42,7 +42,7 @@ from tidemill.groups.coordinator_effects import (
     Waiter,
 )
 from tidemill.groups.event_context import EventContext
-from tidemill.groups.group_config import GroupConfig
+from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.group_metadata import GroupMetadata, GroupState
 from tidemill.groups.offset_records import CommittedOffset, GroupRecord, OffsetRecord, OffsetsRecord
 from tidemill.groups.rebalance import (
@@ -64,7 +64,7 @@ exhaust memory."""
 class GroupMetadataManager:
     """All groups of one partition of ``__consumer_offsets``."""
 
-    def __init__(self, config: GroupConfig) -> None:
+    def __init__(self, config: GroupCoordinatorConfig) -> None:
         self.config = config
         self.groups: dict[str, GroupMetadata] = {}
         self._unconfirmed_ids: deque[tuple[str, str]] = deque()

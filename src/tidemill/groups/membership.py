@@ -155,7 +155,7 @@ def _add_member(
     group.add(member)
     group.set_joining(member, waiter)
     touch(group, member, context, NEW_MEMBER_JOIN_TIMEOUT_MS)
-    rebalance_or_complete_join(group, context, f"member {member_id} joins{_reason_suffix(request)}")
+    rebalance_or_complete_join(group, context, f"member {member_id} joins{_reason_suffix(request.reason)}")
 
 
 def _rejoin(
@@ -173,7 +173,7 @@ def _rejoin(
     else:
         _update_member(group, member, request, waiter, context)
         rebalance_or_complete_join(
-            group, context, f"member {member.member_id} rejoins{_reason_suffix(request)}"
+            group, context, f"member {member.member_id} rejoins{_reason_suffix(request.reason)}"
         )
 
 
@@ -189,8 +189,9 @@ def _update_member(
         context.reply(before, JoinResult(error=ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id))
 
 
-def _reason_suffix(request: JoinRequest) -> str:
-    return f" ({request.reason})" if request.reason else ""
+def _reason_suffix(reason: str) -> str:
+    """The reason that a client gave, for the log line of a state change."""
+    return f" ({reason})" if reason else ""
 
 
 def _swap_static_member(group: GroupMetadata, old: Member, new_id: str, context: EventContext) -> Member:
@@ -231,13 +232,11 @@ def _replace_static_member(
     old_leader = group.leader or ""
     new = _swap_static_member(group, old, request.new_member_id, context)
     _update_member(group, new, request, waiter, context)
-    instance_id = request.instance_id or ""
     if group.state is GroupState.STABLE and group.select_protocol() == group.protocol_name:
         assignment = {member.member_id: member.assignment for member in group.members.values()}
         then = StaticMemberStored(
             group_id=group.group_id,
             generation=group.generation,
-            instance_id=instance_id,
             old_member_id=old_id,
             new_member_id=new.member_id,
             old_leader=old_leader,
@@ -249,7 +248,8 @@ def _replace_static_member(
         store_group(group, assignment, then, context)
     elif group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
         # The leader may already have the old id, and its assignment would lack the new one.
-        prepare_rebalance(group, context, f"static member {instance_id} rejoins{_reason_suffix(request)}")
+        reason = f"static member {request.instance_id} rejoins{_reason_suffix(request.reason)}"
+        prepare_rebalance(group, context, reason)
     else:
         maybe_complete_join(group, context)
 
@@ -261,7 +261,7 @@ def static_member_stored(
 
     After a failed write, the new id stays if a rebalance began in the meantime: it takes part in that
     rebalance, and is written with the next assignment. Other members may have dropped the protocols of the
-    old id by then.
+    old id since.
     """
     member = group.members.get(done.new_member_id)
     if member is None:
@@ -395,7 +395,8 @@ def leave(
         error = _remove_leaving_member(group, leaving, context)
         results.append((leaving, error))
         if error is ErrorCode.NONE and not was_pending:
-            removed.append(leaving.member_id or leaving.instance_id or "")
+            name = leaving.member_id or leaving.instance_id or ""
+            removed.append(f"{name}{_reason_suffix(leaving.reason)}")
     context.reply(waiter, LeaveResult(error=ErrorCode.NONE, members=tuple(results)))
     if removed and group.state is not GroupState.EMPTY:
         rebalance_or_complete_join(group, context, f"members {', '.join(removed)} leave")

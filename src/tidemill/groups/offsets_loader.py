@@ -35,7 +35,6 @@ class OffsetsLoader:
         self.open_transactions: dict[int, dict[tuple[str, str, int], tuple[int, OffsetRecord]]] = {}
         """By producer id and partition of a group: the offset of the last record, and the record."""
         self.records = 0
-        self.skipped = 0
 
     def replay(self, data: bytes, now: Now) -> Iterator[None]:
         """Replays the batches in ``data``; yields after each record, so that other tasks can run."""
@@ -59,7 +58,6 @@ class OffsetsLoader:
 
     def _skip(self, offset: int, problem: KafkaError) -> None:
         # An unreadable record costs its own offsets or group; a failed load would cost all of them.
-        self.skipped += 1
         logger.error(
             "%s-%d: the data from offset %d is skipped: %s", OFFSETS_TOPIC, self.partition, offset, problem
         )

@@ -3,7 +3,7 @@
 A NamedTuple or a dataclass costs a third of a millisecond when its module is imported, and the broker
 starts with dozens of these. Here the constructor is compiled when the first value is created.
 
-A value cannot be hashed. The records of this folder that are hashed (keys of timers, and what the log holds)
+A value cannot be hashed. The records of this folder that are hashed (keys of timers, and records of the log)
 are NamedTuples.
 """
 

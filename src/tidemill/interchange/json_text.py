@@ -11,7 +11,7 @@ import base64
 import json
 from typing import Any
 
-from tidemill.coordination.encoding import encode_id
+from tidemill.model.ids import encode_id
 from tidemill.wire.schema import UUID, Field, Struct, parse_versions
 
 

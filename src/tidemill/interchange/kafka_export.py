@@ -20,7 +20,7 @@ from tidemill.coordination.nodes import CLUSTER_ID, CONSUMERS, PRODUCER_ID_BLOCK
 from tidemill.interchange.cluster import ClusterMetadata, PartitionEntry, TopicEntry
 from tidemill.interchange.directories import BrokerDirectories, DataDirectory, missing_links
 from tidemill.interchange.zookeeper_nodes import READ_BELOW, Nodes, from_nodes
-from tidemill.log.checkpoint_files import encode_id, read_offsets, write_clean_shutdown, write_offsets
+from tidemill.log.checkpoint_files import read_offsets, write_clean_shutdown, write_offsets
 from tidemill.log.file_names import (
     CLEAN_SHUTDOWN,
     CLEANER_OFFSETS,
@@ -38,6 +38,7 @@ from tidemill.model.configs import (
 )
 from tidemill.model.configs.message_format_versions import magic_of
 from tidemill.model.errors import ConfigError, StorageError
+from tidemill.model.ids import encode_id
 from tidemill.model.system_interfaces import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.batch import CURRENT_MAGIC

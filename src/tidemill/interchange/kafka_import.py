@@ -24,7 +24,6 @@ from tidemill.interchange.directories import BrokerDirectories, PartitionDirecto
 from tidemill.interchange.open_transactions import TOPIC as TRANSACTIONS_TOPIC
 from tidemill.interchange.open_transactions import OpenTransaction
 from tidemill.interchange.zookeeper_nodes import to_nodes
-from tidemill.log.checkpoint_files import encode_id
 from tidemill.model.configs import (
     BrokerConfig,
     check_broker_settings,
@@ -33,6 +32,7 @@ from tidemill.model.configs import (
     while_unreadable,
 )
 from tidemill.model.errors import ConfigError
+from tidemill.model.ids import encode_id
 from tidemill.model.system_interfaces import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidemill.log.batch_scan import BatchScan
-from tidemill.log.file_names import TRANSACTION_INDEX, offset_name
 from tidemill.log.log_segment import LogSegment
 from tidemill.log.producer_state_loader import apply_scanned, load_producers
 from tidemill.log.producer_state_manager import ProducerStateManager
@@ -25,17 +24,12 @@ from tidemill.log.transaction_index import (
 from tidemill.model.system_interfaces import Files
 
 
-def index_path(segment: LogSegment) -> str:
-    """The path of the segment's index of aborted transactions, which may not exist."""
-    return f"{segment.directory}/{offset_name(segment.base_offset, TRANSACTION_INDEX)}"
-
-
 def index_damage(files: Files, segment: LogSegment, end_offset: int) -> str:
     """Describes the damage to the index of a segment that ends before ``end_offset``; empty if there is none.
 
     Raises OSError.
     """
-    return damage(read_index(files, index_path(segment)), int(segment.base_offset), end_offset)
+    return damage(read_index(files, segment.transaction_index_path), int(segment.base_offset), end_offset)
 
 
 def save_recovered_aborts(
@@ -45,7 +39,7 @@ def save_recovered_aborts(
 
     Raises OSError.
     """
-    path = index_path(segment)
+    path = segment.transaction_index_path
     known = decode_all(read_index(files, path)) if walked_from > segment.base_offset else []
     kept = [one for one in known if one.last_offset < walked_from]
     if write_index(files, path, [*kept, *aborted]):
@@ -65,7 +59,7 @@ def rebuild_index(
         one = apply_scanned(producers, scan, now_ms)
         if one is not None:
             found.append(one)
-    write_index(files, index_path(segment), found)
+    write_index(files, segment.transaction_index_path, found)
 
 
 def open_transaction_warnings(producers: ProducerStateManager) -> list[str]:

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Final
 
 from tidemill.log.errors import storage_error
-from tidemill.log.file_names import DELETED, TRANSACTION_INDEX, offset_name
+from tidemill.log.file_names import DELETED
 from tidemill.log.log import Log
 from tidemill.log.log_segment import LogRange, LogSegment
 from tidemill.log.transaction_index import Aborted, decode_all
@@ -108,7 +108,7 @@ class AbortedTransactions:
             before.popitem()
         read: dict[LogSegment, list[Aborted]] = {}
         for segment in of.segments:
-            path = f"{of.directory}/{offset_name(segment.base_offset, TRANSACTION_INDEX)}"
+            path = segment.transaction_index_path
             try:
                 found = before.get(segment)
                 read[segment] = decode_all(self._index(path, segment)) if found is None else found

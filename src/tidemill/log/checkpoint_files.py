@@ -26,20 +26,19 @@ Source: Apache Kafka, ``CheckpointFile.java``, ``OffsetCheckpointFile.java``, ``
 
 from __future__ import annotations
 
-import base64
 import binascii
 import contextlib
 import json
 from typing import Final
 
 from tidemill.model.errors import StorageError
+from tidemill.model.ids import decode_id, encode_id
 from tidemill.model.os_error_texts import fault_of
 from tidemill.model.system_interfaces import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 
 CHECKPOINT_VERSION: Final = 0
 METADATA_VERSION: Final = 0
-TOPIC_ID_CHARACTERS: Final = 22
 
 
 class CheckpointDamaged(StorageError):
@@ -93,19 +92,6 @@ def write_offsets(files: Files, path: str, offsets: dict[TopicPartition, int]) -
     """Replaces a checkpoint file durably."""
     lines = [f"{key.topic} {key.partition} {offset}" for key, offset in sorted(offsets.items())]
     files.replace(path, render_checkpoint(lines))
-
-
-def encode_id(identifier: bytes) -> str:
-    """16 bytes in Kafka's text format of ids: base64 for URLs, 22 characters."""
-    return base64.urlsafe_b64encode(identifier).decode().rstrip("=")
-
-
-def decode_id(text: str) -> bytes:
-    """The 16 bytes of an id in text. Raises ValueError."""
-    identifier = base64.b64decode(text + "==", altchars=b"-_", validate=True)
-    if len(identifier) != 16 or len(text) != TOPIC_ID_CHARACTERS:
-        raise ValueError(f"{text!r} is not an id of 16 bytes in base64")
-    return identifier
 
 
 def read_partition_metadata(files: Files, path: str) -> bytes:

@@ -47,7 +47,7 @@ class CleanedSegment:
             raise KafkaError(
                 f"{self._segment.path} would become larger than 2 GiB: lower segment.bytes of the topic"
             )
-        self._segment.note(self.size, count, base_offset, last_offset, max_timestamp)
+        self._segment.index_batch(self.size, count, base_offset, last_offset, max_timestamp)
         self.size += count
         self._segment.size = self.size
         self._buffers.append(data)
@@ -80,7 +80,7 @@ class CleanedSegment:
                 file.sync()
             finally:
                 file.close()
-        segment.release()
+        segment.close_handlers()
         self._files.set_modified(segment.path, modified_ms)
 
     def _sync(self, path: str) -> None:

@@ -7,6 +7,7 @@ import heapq
 from collections import Counter
 from os.path import dirname
 
+from tidemill.log.file_names import DELETED
 from tidemill.model.system_interfaces import Files
 
 
@@ -61,6 +62,18 @@ class DelayedFileRemoval:
         if self._directories.pop(directory, 0):
             self._heap = [item for item in self._heap if dirname(item[1]) != directory]
             heapq.heapify(self._heap)
+
+
+def rename_deleted(files: Files, path: str) -> str:
+    """Renames a file that is to be removed. Returns its new path, empty if it does not exist.
+
+    Raises OSError.
+    """
+    if not files.exists(path):
+        return ""
+    renamed = path + DELETED
+    files.rename(path, renamed)
+    return renamed
 
 
 def remove_path(files: Files, path: str) -> None:

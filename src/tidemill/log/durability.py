@@ -158,13 +158,13 @@ class Durability:
             if segment is not segments.active:
                 self._add_closed(job, at)
                 if segments.has_aborts:
-                    job.add_path(segments.transaction_index(segment))
+                    job.add_path(segment.transaction_index_path)
             elif whole and (segment.size > 0 or self.truncations > 0):
                 job.add(segment.file())
                 if segments.has_aborts:
                     # Unlike the other indexes it must be complete: recovery rebuilds it from the recovery
                     # point on.
-                    job.add_path(segments.transaction_index(segment))
+                    job.add_path(segment.transaction_index_path)
             at += 1
 
     def _add_closed(self, job: FlushJob, at: i64) -> None:

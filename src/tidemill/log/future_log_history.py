@@ -40,12 +40,12 @@ def truncate_to_common_end(copy: Log, partition: Log, now_ms: int) -> None:
             and _bytes_before(copy, partition, copy) == _bytes_before(copy, partition, partition)
         ):
             return
-    empty(copy, partition, now_ms)
+    restart_future_log(copy, partition, now_ms)
 
 
-def empty(copy: Log, partition: Log, now_ms: int) -> None:
+def restart_future_log(copy: Log, partition: Log, now_ms: int) -> None:
     """Empties ``copy``; its new start is that of ``partition``. Raises StorageError."""
-    copy.truncate_fully(partition.start_offset, now_ms)
+    copy.truncate_fully_and_start_at(partition.start_offset, now_ms)
 
 
 def _common_end(copy: Log, partition: Log) -> int:
@@ -69,7 +69,7 @@ def _bytes_before(copy: Log, partition: Log, log: Log) -> int:
     start, end = partition.start_offset, copy.end_offset
     first, last = int(log.segment_list.at(start)), int(log.segment_list.at(end))
     try:
-        count = log.segments[last].position_of(end) - log.segments[first].position_of(start)
+        count = log.segments[last].translate_offset(end) - log.segments[first].translate_offset(start)
     except OSError as problem:
         raise storage_error("read", log.directory, problem) from problem
     return int(count) + sum(int(one.size) for one in log.segments[first:last])

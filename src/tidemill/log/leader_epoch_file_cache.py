@@ -142,7 +142,7 @@ class LeaderEpochFileCache:
         above = bisect_right(self.starts, offset)
         return above == 0 or epoch in self.epochs[above - 1 : above + 1]
 
-    def truncate_end(self, offset: int, save: bool = True) -> None:
+    def truncate_from_end(self, offset: int, save: bool = True) -> None:
         """Removes the epochs that begin at ``offset`` or later, after a truncation."""
         keep = bisect_left(self.starts, offset)
         if keep < len(self.starts):
@@ -151,7 +151,7 @@ class LeaderEpochFileCache:
         if save:
             self.save_changed()
 
-    def truncate_start(self, offset: int) -> None:
+    def truncate_from_start(self, offset: int) -> None:
         """Removes the epochs that end before the record in front of ``offset``, the new log start offset.
 
         The file may still have them. Each start removes them again, and the next write omits them.
@@ -168,11 +168,11 @@ class LeaderEpochFileCache:
         Apache Kafka records the start of an emptied log as that of its last epoch.
         """
         at_end = self.epoch_of(end)
-        self.truncate_end(end, save=False)
+        self.truncate_from_end(end, save=False)
         if not self.epochs and 0 < start == end:
             self.assign(at_end, start - 1, save=False)
         self.save_changed()
-        self.truncate_start(start)
+        self.truncate_from_start(start)
 
     def save_changed(self) -> None:
         """Writes the file if its entries are outdated. Raises OSError."""

@@ -459,7 +459,7 @@ class Log:
             return None
         aborted = self.producer_state.aborted_by(batch.producer_id, marker, offset)
         if aborted is not None:
-            path = self.segment_list.transaction_index(segment)
+            path = segment.transaction_index_path
             try:
                 append_entry(self.segment_list.files, path, aborted)
             except OSError as problem:
@@ -472,9 +472,7 @@ class Log:
     def _undo_abort(self, segment: LogSegment, offset: i64) -> None:
         """Removes the index entry of the marker at ``offset``, which could not be appended."""
         with contextlib.suppress(OSError):
-            truncate_entries(
-                self.segment_list.files, self.segment_list.transaction_index(segment), int(offset)
-            )
+            truncate_entries(self.segment_list.files, segment.transaction_index_path, int(offset))
 
     def _duplicate_result(self, kept: KeptBatch) -> AppendResult:
         append_time: i64 = kept.timestamp if self._append_time else NO_TIMESTAMP
@@ -661,7 +659,7 @@ class Log:
             return False
         self._complete_swap()
         if offset < self.segment_list.all[0].base_offset:
-            self.truncate_fully(offset, now_ms)
+            self.truncate_fully_and_start_at(offset, now_ms)
             return True
         try:
             self._begin_truncation(offset, now_ms)
@@ -675,7 +673,7 @@ class Log:
         segments = self.segment_list
         count: i64 = segments.at(offset) + 1
         segment = segments.all[count - 1]
-        position: i64 = segment.position_of(offset)
+        position: i64 = segment.translate_offset(offset)
         # A batch across the offset is removed as a whole: the log ends at its base offset.
         batch_offset: i64 = segment.base_offset_at(position, self.config.unpacked_bytes_max)
         self._truncation = PendingTruncation(segments.truncate(count, position), False, now_ms)
@@ -684,7 +682,7 @@ class Log:
         self.clean_end = min(self.clean_end, self.end_offset)
         self.durability.truncate(self.end_offset, segment.base_offset, position)
         self.note_offset_change()
-        self.leader_epochs.truncate_end(int(self.end_offset), save=False)
+        self.leader_epochs.truncate_from_end(int(self.end_offset), save=False)
         self._leader_epoch = self.leader_epochs.latest
 
     def finish_truncation(self) -> None:
@@ -718,9 +716,7 @@ class Log:
             self.segment_list.files.sync_directory(self.directory)
         segment = self.segment_list.active
         segment.truncate(segment.size)
-        truncate_entries(
-            self.segment_list.files, self.segment_list.transaction_index(segment), int(self.end_offset)
-        )
+        truncate_entries(self.segment_list.files, segment.transaction_index_path, int(self.end_offset))
         self.leader_epochs.save_changed()
         self.snapshots.remove_after(self.end_offset, self.producer_state)
         producers = ProducerStateManager(self.producer_state.name)
@@ -739,12 +735,12 @@ class Log:
         """Removes epochs that this broker led without records: the current leader does not know them."""
         self._leader_epoch = UNSAVED
         try:
-            self.leader_epochs.truncate_end(int(self.end_offset))
+            self.leader_epochs.truncate_from_end(int(self.end_offset))
         except OSError as problem:
             raise storage_error("write", self.leader_epochs.path, problem) from problem
         self._leader_epoch = self.leader_epochs.latest
 
-    def truncate_fully(self, offset: i64, now_ms: i64) -> None:
+    def truncate_fully_and_start_at(self, offset: i64, now_ms: i64) -> None:
         """Removes all records; the log continues at ``offset``. Raises StorageError.
 
         The log is then unchanged, or it is empty and only its files still have to be removed.
@@ -762,7 +758,7 @@ class Log:
         self.end_offset = start_offset
         self.clean_end = min(self.clean_end, start_offset)
         self.note_offset_change()
-        self.leader_epochs.truncate_end(int(epochs_end), save=False)
+        self.leader_epochs.truncate_from_end(int(epochs_end), save=False)
         self._leader_epoch = self.leader_epochs.latest
         self.producer_state = ProducerStateManager(self.producer_state.name)
         self.producer_state.end_offset = start_offset
@@ -786,7 +782,7 @@ class Log:
             return
         self.finish_truncation()
         if self.start_offset == self.end_offset:
-            self.truncate_fully(offset, now_ms)
+            self.truncate_fully_and_start_at(offset, now_ms)
             return
         while self.end_offset < offset:
             self.roll(now_ms)
@@ -830,7 +826,7 @@ class Log:
             return False
         self.start_offset = offset
         self.note_offset_change()
-        self.leader_epochs.truncate_start(int(offset))
+        self.leader_epochs.truncate_from_start(int(offset))
         return True
 
     def delete_old_segments(self, count: i64, now_ms: i64) -> None:
@@ -870,7 +866,7 @@ class Log:
                 self.segment_list.remove_oldest(gone)
                 self.start_offset = max(self.start_offset, self.segment_list.all[0].base_offset)
                 self.note_offset_change()
-                self.leader_epochs.truncate_start(int(self.start_offset))
+                self.leader_epochs.truncate_from_start(int(self.start_offset))
 
     # -- flushing and closing
 
@@ -990,17 +986,17 @@ class Log:
             return
         if job is not None:
             self.finish_flush(job, now_ms)
-        self.release()
+        self.close_handlers()
         self.closed = True
 
     def mark_synced(self) -> None:
         """Records that the log was opened after a clean shutdown: everything is synced until it changes."""
         self.durability.mark_synced(self.end_offset)
 
-    def release(self) -> None:
+    def close_handlers(self) -> None:
         """Closes all files until they are needed again."""
         self._complete_swap()
-        self.segment_list.release()
+        self.segment_list.close_handlers()
 
     # -- compaction
 

@@ -13,10 +13,10 @@ DAY_MS: Final = 24 * 60 * 60 * 1000
 class LogConfig:
     """A topic's settings, named like their keys with underscores for dots, with Kafka's defaults.
 
-    ``message_magic`` is what ``message.format.version`` stores: 0, 1 or 2. ``-1`` stands for no limit in
-    ``retention_ms`` and ``retention_bytes``. ``preallocate`` is kept for DescribeConfigs and has no effect:
-    appends are sequential, and file systems delay the allocation. ``unpacked_bytes_max`` is a broker setting
-    for all topics (:mod:`tidemill.model.unpacked_limit`).
+    ``message_magic`` is the format that ``message.format.version`` selects: 0, 1 or 2. ``-1`` is no limit in
+    ``retention_ms`` and ``retention_bytes``. ``unpacked_bytes_max`` is a broker setting for all topics
+    (:mod:`tidemill.model.unpacked_limit`). ``preallocate`` has no effect, and the controller reads
+    ``unclean.leader.election.enable``: both are not here.
     """
 
     __slots__ = (
@@ -40,14 +40,12 @@ class LogConfig:
         "min_cleanable_dirty_ratio",
         "min_compaction_lag_ms",
         "min_insync_replicas",
-        "preallocate",
         "retention_bytes",
         "retention_ms",
         "segment_bytes",
         "segment_index_bytes",
         "segment_jitter_ms",
         "segment_ms",
-        "unclean_leader_election_enable",
         "unpacked_bytes_max",
     )
 
@@ -74,14 +72,12 @@ class LogConfig:
         min_cleanable_dirty_ratio: float = 0.5,
         min_compaction_lag_ms: int = 0,
         min_insync_replicas: int = 1,
-        preallocate: bool = False,
         retention_bytes: int = -1,
         retention_ms: int = 7 * DAY_MS,
         segment_bytes: int = 1024 * 1024 * 1024,
         segment_index_bytes: int = 10 * 1024 * 1024,
         segment_jitter_ms: int = 0,
         segment_ms: int = 7 * DAY_MS,
-        unclean_leader_election_enable: bool = False,
         unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
     ) -> None:
         self.cleanup_policy = cleanup_policy
@@ -104,14 +100,12 @@ class LogConfig:
         self.min_cleanable_dirty_ratio = min_cleanable_dirty_ratio
         self.min_compaction_lag_ms = min_compaction_lag_ms
         self.min_insync_replicas = min_insync_replicas
-        self.preallocate = preallocate
         self.retention_bytes = retention_bytes
         self.retention_ms = retention_ms
         self.segment_bytes = segment_bytes
         self.segment_index_bytes = segment_index_bytes
         self.segment_jitter_ms = segment_jitter_ms
         self.segment_ms = segment_ms
-        self.unclean_leader_election_enable = unclean_leader_election_enable
         self.unpacked_bytes_max = unpacked_bytes_max
 
     @property

@@ -31,7 +31,7 @@ from tidemill.log.file_names import (
     future_directory,
     partition_directory,
 )
-from tidemill.log.future_log_history import empty, truncate_to_common_end
+from tidemill.log.future_log_history import restart_future_log, truncate_to_common_end
 from tidemill.log.log import Log
 from tidemill.log.log_directories import DataDirectory
 from tidemill.log.log_manager import LogManager
@@ -125,7 +125,7 @@ class LogDirMove:
     def _truncate_to_common_end(self, now_ms: int) -> None:
         """Truncates the future log to its common end with the current log."""
         if self._is_distrusted:
-            empty(self.future_log, self.current_log, now_ms)
+            restart_future_log(self.future_log, self.current_log, now_ms)
         else:
             truncate_to_common_end(self.future_log, self.current_log, now_ms)
         self._truncations = int(self.current_log.truncations)
@@ -216,7 +216,7 @@ class LogDirMove:
         future.clean_end = current.clean_end
         logs.logs[self.key] = future
         current.closed = True
-        current.release()
+        current.close_handlers()
         return current
 
     def sync_target(self) -> None:
@@ -291,7 +291,7 @@ def begin_move(logs: LogManager, key: TopicPartition, path: str, now_ms: int) ->
         if directory is not target and key in directory.future_logs:
             cancel_move(logs, directory, key, now_ms)
     if current is None:
-        logs.prefer(key, target.path)
+        logs.set_preferred_directory(key, target.path)
         raise KafkaError(f"{key} has no replica here", ErrorCode.REPLICA_NOT_AVAILABLE)
     if logs.dirs.directory_of(current) is target:
         return None
@@ -310,7 +310,7 @@ def cancel_move(logs: LogManager, directory: DataDirectory, key: TopicPartition,
     if future is None:
         return
     future.closed = True
-    future.release()
+    future.close_handlers()
     current = logs.logs.get(key)
     if current is not None:
         remove_move_mark(logs.files, current.directory)

@@ -25,9 +25,10 @@ from tidemill.log.file_names import (
     RECOVERY_POINTS,
 )
 from tidemill.log.log import Log
-from tidemill.log.meta_properties import VERSION, MetaProperties, new_id, read_meta, write_meta
+from tidemill.log.meta_properties import VERSION, MetaProperties, read_meta, write_meta
 from tidemill.log.offset_checkpoint import OffsetCheckpoint
 from tidemill.model.errors import ConfigError, StorageError
+from tidemill.model.ids import encode_id, new_id
 from tidemill.model.system_interfaces import FileLock, Files
 from tidemill.model.types import TopicPartition
 
@@ -237,7 +238,7 @@ class DataDirectories:
                 log.closed = True
                 # Ranges that are being sent or synced keep their file open.
                 with contextlib.suppress(OSError, StorageError):
-                    log.release()
+                    log.close_handlers()
             for checkpoint in directory.checkpoints:
                 checkpoint.close()
             directory.logs.clear()
@@ -438,7 +439,7 @@ class DataDirectories:
         meta = directory.meta
         path = directory.file(META_PROPERTIES)
         if meta is None:
-            directory.meta = MetaProperties(cluster_id, node_id, new_id(), version=version)
+            directory.meta = MetaProperties(cluster_id, node_id, encode_id(new_id()), version=version)
             if not directory.has_unwritten_meta:
                 write_meta(self.files, path, directory.meta)
             return
@@ -454,7 +455,7 @@ class DataDirectories:
                 f"{node_id}: set broker.id={meta.node_id}, or use another log.dirs ({path})"
             )
         if not meta.cluster_id or meta.node_id < 0 or not meta.directory_id or meta.version != version:
-            directory_id = meta.directory_id or new_id()
+            directory_id = meta.directory_id or encode_id(new_id())
             directory.meta = MetaProperties(cluster_id, node_id, directory_id, meta.rest, version)
             write_meta(self.files, path, directory.meta)
 

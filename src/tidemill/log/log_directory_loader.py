@@ -277,11 +277,11 @@ class LogDirectoryLoader:
             return None
         except FileNotFoundError:
             # It may be the partition, and another disk may have its acknowledged records.
-            self.all.ambiguous[key] = (
+            self._mark_ambiguous(
+                key,
                 f"{path} is {DANGLING}: the partition {key} stays offline until the target of the link is "
-                "back and the broker is restarted; remove the link if the target is permanently lost"
+                "back and the broker is restarted; remove the link if the target is permanently lost",
             )
-            self.all.warnings.append(self.all.ambiguous[key])
             return None
         if MOVED_TO in children and self._was_moved(directory, key, path):
             return None
@@ -289,17 +289,22 @@ class LogDirectoryLoader:
             self.all.warnings.append(f"{path} is empty: a new partition is created in it")
         return Place(key, path, False, children)
 
+    def _mark_ambiguous(self, key: TopicPartition, reason: str) -> None:
+        """Records that the location of a partition cannot be determined."""
+        self.all.ambiguous[key] = reason
+        self.all.warnings.append(reason)
+
     def _was_moved(self, directory: DataDirectory, key: TopicPartition, path: str) -> bool:
         """Whether the log at ``path`` has been replaced by a future log in another directory."""
         marker = f"{path}/{MOVED_TO}"
         target = self.all.at_path(self.files.read(marker).decode(errors="replace").strip() or "/")
         if target is None or target.is_offline:
             where = self.files.read(marker).decode(errors="replace").strip()
-            self.all.ambiguous[key] = (
-                f"{path} was being moved to {where}, which is offline: "
-                "it stays offline until that directory is back"
+            self._mark_ambiguous(
+                key,
+                f"{path} was being moved to {where}, which is offline: it stays offline until that "
+                "directory is back",
             )
-            self.all.warnings.append(self.all.ambiguous[key])
             return True
         is_there = self.files.exists(target.file(partition_directory(key)))
         if not is_there and not self._has_moved_on(directory, key):
@@ -404,7 +409,7 @@ class LogDirectoryLoader:
         The rename is synced: the next start may count the directory as used. Raises OSError.
         """
         former.closed = True
-        former.release()
+        former.close_handlers()
         renamed = directory.file(stray_directory(former.topic_partition))
         self.files.rename(former.directory, renamed)
         self.files.sync_directory(directory.path)
@@ -439,7 +444,7 @@ class LogDirectoryLoader:
                 seen.add(key)
                 continue
             copy.closed = True
-            copy.release()
+            copy.close_handlers()
             directory.remove(key, is_future=True)
 
     def _truncated_to_common_end(self, copy: Log, current: Log) -> bool:

@@ -18,21 +18,20 @@ from typing import Final
 
 from tidemill.log.aborted_transaction_recovery import (
     index_damage,
-    index_path,
     open_transaction_warnings,
     rebuild_index,
     save_recovered_aborts,
 )
 from tidemill.log.batch_scan import BatchScan
 from tidemill.log.checkpoint_files import CheckpointDamaged
-from tidemill.log.delayed_file_removal import DelayedFileRemoval
+from tidemill.log.delayed_file_removal import DelayedFileRemoval, rename_deleted
 from tidemill.log.errors import is_disk_full, storage_error
 from tidemill.log.file_names import (
     CUT,
-    DELETED,
     INDEX,
     LEADER_EPOCHS,
     LOG,
+    SEGMENT_SUFFIXES,
     SNAPSHOT,
     TIME_INDEX,
     TRANSACTION_INDEX,
@@ -46,7 +45,7 @@ from tidemill.log.log import Log
 from tidemill.log.log_config import INT64_MAX, LogConfig
 from tidemill.log.log_segment import LogSegment
 from tidemill.log.lost_records import describe_loss, has_no_segment, mark_loss, truncate_segment
-from tidemill.log.producer_snapshots import write_snapshot
+from tidemill.log.producer_snapshots import remove_snapshots_after, write_snapshot
 from tidemill.log.producer_state_loader import load_producers
 from tidemill.log.producer_state_manager import ProducerStateManager
 from tidemill.log.recovery_walk import (
@@ -203,7 +202,7 @@ class LogLoader:
         for segment in segments:
             self._rename_deleted(segment)
         # Later records of a producer are lost: with the old state its next batches would be out of order.
-        self._remove_snapshots_after(-1)
+        remove_snapshots_after(self.files, self.directory, -1)
         fresh = self._segment(self.start_offset, 0)
         fresh.create(self.now_ms)
         return fresh
@@ -283,14 +282,13 @@ class LogLoader:
             del segments[at]
 
     def _rename_deleted(self, segment: LogSegment) -> None:
-        segment.release()
-        for suffix in (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX):
+        segment.close_handlers()
+        for suffix in SEGMENT_SUFFIXES:
             path = f"{self.directory}/{offset_name(segment.base_offset, suffix)}"
             if suffix == LOG and segment.size and self._was_clean:
                 self.files.rename(path, f"{path}.0{CUT}")
-            elif self.files.exists(path):
-                self.files.rename(path, path + DELETED)
-                self.removals.add(path + DELETED, self.now_ms + self.config.file_delete_delay_ms)
+            elif renamed := rename_deleted(self.files, path):
+                self.removals.add(renamed, self.now_ms + self.config.file_delete_delay_ms)
 
     def _load_epochs(self, segments: list[LogSegment]) -> None:
         try:
@@ -315,7 +313,7 @@ class LogLoader:
         while scan.step():
             end = scan.last_offset + 1
         if not scan.fault and last_position < last.size and end > last.base_offset:
-            last.release()
+            last.close_handlers()
             return end
         self._tail_warning = (
             f"{last.path}: the last shutdown was clean, but the end of the file is damaged "
@@ -348,7 +346,7 @@ class LogLoader:
         resumed = self._resumption(segments[first])
         base = int(resumed.offset if resumed is not None else segments[first].base_offset)
         self._load_producers(segments[: first if resumed is None else first + 1], base)
-        self._remove_snapshots_after(base)
+        remove_snapshots_after(self.files, self.directory, base)
         spared = resumed.position if resumed is not None else 0
         self.progress.bytes_to_check = sum(int(segment.size) for segment in segments[first:]) - spared
         at = first
@@ -384,7 +382,7 @@ class LogLoader:
             if at + 1 < len(segments):
                 segment.close_indexes()
                 self._snapshot(segments[at + 1].base_offset)
-            segment.release()
+            segment.close_handlers()
             at += 1
         self._apply_epochs(runs)
         return int(segments[-1].base_offset if segments[-1].size == 0 else self.producers.end_offset)
@@ -426,7 +424,7 @@ class LogLoader:
         before = list(known.epochs), list(known.starts)
         if self.lost_unsynced:
             # A power failure may have restored an older file, with epochs of truncated records.
-            known.truncate_end(max(int(self.recovery_point), self.start_offset), save=False)
+            known.truncate_from_end(max(int(self.recovery_point), self.start_offset), save=False)
         for run in kept:
             epoch, start, _ = run
             if epoch > known.latest:
@@ -450,8 +448,8 @@ class LogLoader:
         if index_damage(self.files, segment, INT64_MAX):
             return None
         known = self.recovery_point
-        segment.index.keep_growing()
-        if segment.time_index.keep_growing():
+        segment.index.truncate_to_growing()
+        if segment.time_index.truncate_to_growing():
             known = min(known, int(segment.time_index.last_offset()) + 1)
         return resumption(segment, known, SPARED_BYTES_MIN)
 
@@ -518,10 +516,10 @@ class LogLoader:
             segment.rebuild_indexes()
         damage = index_damage(self.files, segment, end_offset)
         if damage:
-            self.warnings.append(f"{index_path(segment)}: {damage}; it is rebuilt")
+            self.warnings.append(f"{segment.transaction_index_path}: {damage}; it is rebuilt")
             start = int(max(self.start_offset, self._first_base))
             rebuild_index(self.files, before, segment, start, self.now_ms, str(self.topic_partition))
-        segment.release()
+        segment.close_handlers()
 
     def _remove_old_snapshots(self, names: set[str], segments: list[LogSegment]) -> None:
         """Removes snapshots except the latest and those at segment starts, which a truncation may need."""
@@ -530,11 +528,6 @@ class LogLoader:
             if offset_of(name, SNAPSHOT) not in kept:
                 with contextlib.suppress(FileNotFoundError):
                     self.files.remove(f"{self.directory}/{name}")
-
-    def _remove_snapshots_after(self, offset: int) -> None:
-        for name in self.files.list(self.directory):
-            if offset_of(name, SNAPSHOT) > offset:
-                self.files.remove(f"{self.directory}/{name}")
 
     def _snapshot(self, offset: int) -> None:
         """Writes a producer snapshot at ``offset``, unless the disk is full: later starts then read less."""

@@ -219,7 +219,7 @@ class LogManager:
                 return directory
         return min(online, key=lambda candidate: len(candidate.logs) + len(candidate.future_logs))
 
-    def prefer(self, topic_partition: TopicPartition, path: str) -> None:
+    def set_preferred_directory(self, topic_partition: TopicPartition, path: str) -> None:
         """Remembers the data directory at ``path`` for a partition that is not here yet."""
         if len(self._preferred) < PREFERRED_MAX:
             self._preferred[topic_partition] = path
@@ -289,7 +289,7 @@ class LogManager:
             self.promised.pop(topic_partition, None)
             return False
         self._delete_future_logs(topic_partition, now_ms)
-        log.release()
+        log.close_handlers()
         self.discard(log, now_ms)
         self._forget(log)
         return True
@@ -300,7 +300,7 @@ class LogManager:
         for directory in self.dirs.online:
             copy = directory.future_logs.get(topic_partition)
             if copy is not None:
-                copy.release()
+                copy.close_handlers()
                 self.discard(copy, now_ms)
                 directory.remove(topic_partition, is_future=True)
                 copy.closed = True
@@ -322,7 +322,7 @@ class LogManager:
         if log is None:
             raise StorageError(f"{topic_partition} has no log to set aside")
         self._delete_future_logs(topic_partition, now_ms)
-        log.release()
+        log.close_handlers()
         renamed = self._rename(log, stray_directory(topic_partition))
         self._forget(log)
         if not renamed:
@@ -417,10 +417,11 @@ class LogManager:
                 moved[key] = log.start_offset
         return moved
 
-    def expire_producers(self, now_ms: int) -> int:
+    def remove_expired_producers(self, now_ms: int) -> int:
         """Removes expired producers of all logs. Returns their number."""
         return sum(
-            log.producer_state.expire(now_ms, self.producer_expiration_ms) for log in self.logs.values()
+            log.producer_state.remove_expired_producers(now_ms, self.producer_expiration_ms)
+            for log in self.logs.values()
         )
 
     def producer_id_max(self) -> int:

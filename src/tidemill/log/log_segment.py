@@ -13,7 +13,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from tidemill.log.batch_scan import BatchScan
-from tidemill.log.file_names import INDEX, LOG, TIME_INDEX, offset_name
+from tidemill.log.file_names import INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX, offset_name
 from tidemill.log.offset_index import OffsetIndex
 from tidemill.log.open_files import OPEN_FILES
 from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
@@ -115,6 +115,11 @@ class LogSegment:
         self.first_timestamp = -1
         self._max_timestamp = -1
 
+    @property
+    def transaction_index_path(self) -> str:
+        """The path of the index of aborted transactions, which exists once a transaction was aborted."""
+        return f"{self.directory}/{offset_name(self.base_offset, TRANSACTION_INDEX)}"
+
     def file(self) -> File:
         """The open log file."""
         file = self._file
@@ -144,60 +149,54 @@ class LogSegment:
             self._ends_whole = True
         return file
 
+    def _begin_append(self) -> File:
+        """The file, ready for an append. Raises OSError."""
+        if self._max_timestamp == UNKNOWN:
+            # Read before the write: an error after it would leave a batch that the log does not count.
+            self.max_timestamp()
+        file = self._file
+        if file is None or not self._ends_whole:
+            file = self._file_to_append()
+        self.touched = True
+        return file
+
     def append(
         self, buffers: list[Buffer], size: i64, base_offset: i64, last_offset: i64, max_timestamp: i64
     ) -> None:
         """Appends one batch. Raises OSError, and then changes nothing."""
-        if self._max_timestamp == UNKNOWN:
-            # Read before the write: an error after it would leave a batch that the log does not count.
-            self.max_timestamp()
         position: i64 = self.size
-        file = self._file
-        if file is None or not self._ends_whole:
-            file = self._file_to_append()
-        self.touched = True
-        file.append(buffers)
+        self._begin_append().append(buffers)
         self.size = position + size
-        self.note(position, size, base_offset, last_offset, max_timestamp)
+        self.index_batch(position, size, base_offset, last_offset, max_timestamp)
 
     def append_run(self, view: memoryview, batches: list[Batch]) -> None:
         """Appends the consecutive batches in ``view``. Raises OSError, and then changes nothing."""
-        if self._max_timestamp == UNKNOWN:
-            self.max_timestamp()
-        file = self._file
-        if file is None or not self._ends_whole:
-            file = self._file_to_append()
-        self.touched = True
-        file.append([view])
+        self._begin_append().append([view])
         for batch in batches:
             position: i64 = self.size
             self.size = position + batch.size
-            self.note(position, batch.size, batch.base_offset, batch.last_offset, batch.max_timestamp)
+            self.index_batch(position, batch.size, batch.base_offset, batch.last_offset, batch.max_timestamp)
 
     def append_entries(self, data: bytes, base_offset: i64) -> None:
         """Appends entries of format v0 or v1. The first message has ``base_offset``.
 
         Raises OSError, and then changes nothing.
         """
-        if self._max_timestamp == UNKNOWN:
-            self.max_timestamp()
         begin: i64 = self.size
-        file = self._file
-        if file is None or not self._ends_whole:
-            file = self._file_to_append()
-        self.touched = True
-        file.append([data])
+        self._begin_append().append([data])
         self.size = begin + len(data)
         at: i64 = 0
         while at < len(data):
             size: i64 = i64(read_i32_be(data, at + LENGTH)) + LOG_OVERHEAD
             offset: i64 = read_i64_be(data, at)
             timestamp: i64 = read_i64_be(data, at + TIMESTAMP) if data[at + MAGIC] > 0 else -1
-            self.note(begin + at, size, base_offset, offset, timestamp)
+            self.index_batch(begin + at, size, base_offset, offset, timestamp)
             base_offset = offset + 1
             at += size
 
-    def note(self, position: i64, size: i64, base_offset: i64, last_offset: i64, max_timestamp: i64) -> None:
+    def index_batch(
+        self, position: i64, size: i64, base_offset: i64, last_offset: i64, max_timestamp: i64
+    ) -> None:
         """Updates timestamps, indexes and recent positions for a batch at ``position``."""
         if max_timestamp > self._max_timestamp:
             if self._max_timestamp == UNKNOWN:
@@ -242,7 +241,7 @@ class LogSegment:
                 return self._recent_positions[count & (RECENT - 1)] if base == offset else -1
         return -1
 
-    def position_of(self, offset: i64) -> i64:
+    def translate_offset(self, offset: i64) -> i64:
         """The position of the first batch with a last offset of at least ``offset``; the size if there is
         none.
         """
@@ -260,7 +259,7 @@ class LogSegment:
         return position if position >= 0 else self.size
 
     def _scan_for(self, offset: i64, start: i64) -> i64:
-        """Same as :meth:`position_of`, from the indexed position ``start``; -1 if that position is wrong."""
+        """Same as :meth:`translate_offset`, from the indexed position ``start``; -1 if it is wrong."""
         scan = BatchScan(self.file(), start, self.size)
         first: bool = start > 0
         while scan.step():
@@ -312,7 +311,7 @@ class LogSegment:
     def private_copy(self) -> LogSegment:
         """A copy of this segment for lookups in another thread, which changes nothing and maps no files.
 
-        ``release()`` it afterwards. Its files may be removed meanwhile.
+        ``close_handlers()`` it afterwards. Its files may be removed meanwhile.
         """
         copy = LogSegment(self.files, self.directory, self.base_offset, self.size, 0, self.interval_bytes)
         copy.index.make_private(self.index.entries)
@@ -369,8 +368,8 @@ class LogSegment:
         timestamp: i64 = self.max_timestamp()
         if timestamp >= 0:
             self.time_index.append(timestamp, self._max_timestamp_offset)
-        self.index.trim()
-        self.time_index.trim()
+        self.index.trim_to_valid_size()
+        self.time_index.trim_to_valid_size()
         self._recent_count = 0
         self._recent_offsets = vec[i64]([])
         self._recent_positions = vec[i64]([])
@@ -387,13 +386,13 @@ class LogSegment:
             relative: i64 = scan.last_offset - self.base_offset
             if relative < 0 or relative > RELATIVE_OFFSET_MAX:
                 break  # The batch is damaged; an index cannot represent its offset.
-            self.note(scan.position, scan.size, scan.base_offset, scan.last_offset, scan.max_timestamp)
+            self.index_batch(scan.position, scan.size, scan.base_offset, scan.last_offset, scan.max_timestamp)
         self.close_indexes()
         self.index.sync()
         self.time_index.sync()
 
     def begin_rebuild(self) -> None:
-        """Empties the indexes and timestamps; call :meth:`note` for every batch afterwards."""
+        """Empties the indexes and timestamps; call :meth:`index_batch` for every batch afterwards."""
         self.index.create()
         self.time_index.create()
         self._max_timestamp = -1
@@ -478,12 +477,12 @@ class LogSegment:
         if not self.replaced:
             self._file = None
 
-    def release(self) -> None:
+    def close_handlers(self) -> None:
         """Closes all files until they are needed again."""
         self._file = None
         OPEN_FILES.closed(self)
-        self.index.release()
-        self.time_index.release()
+        self.index.close_handlers()
+        self.time_index.close_handlers()
 
 
 def first_reaching(segments: list[LogSegment], at: i64, timestamp: i64, may_read: bool) -> i64:

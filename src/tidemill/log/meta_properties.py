@@ -20,11 +20,10 @@ Source: Apache Kafka, ``MetaProperties.java``; KIP-858.
 
 from __future__ import annotations
 
-import uuid
 from typing import Final
 
-from tidemill.log.checkpoint_files import encode_id
 from tidemill.model.errors import ConfigError
+from tidemill.model.ids import encode_id, new_id
 from tidemill.model.os_error_texts import fault_of
 from tidemill.model.system_interfaces import Files
 
@@ -33,14 +32,6 @@ VERSION_ON_ZOOKEEPER: Final = "0"
 NODE_KEYS: Final = {VERSION_ON_ZOOKEEPER: "broker.id", VERSION: "node.id"}
 """The key of the broker id, by version."""
 _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-
-
-def new_id() -> str:
-    """A random id in Kafka's format: 16 bytes in base64, not beginning with a dash."""
-    while True:
-        text = encode_id(uuid.uuid4().bytes)
-        if not text.startswith("-"):
-            return text
 
 
 class MetaProperties:
@@ -125,7 +116,7 @@ def write_meta(files: Files, path: str, meta: MetaProperties) -> None:
     values = {
         **meta.rest,
         "cluster.id": meta.cluster_id,
-        "directory.id": meta.directory_id or new_id(),
+        "directory.id": meta.directory_id or encode_id(new_id()),
         NODE_KEYS[meta.version]: str(meta.node_id),
         "version": meta.version,
     }

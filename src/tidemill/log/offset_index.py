@@ -77,7 +77,7 @@ class OffsetIndex(SparseIndex):
     def truncate_to(self, position: i64) -> None:
         """Removes the entries of batches that begin at ``position`` or later."""
         self.load()
-        self.keep(self._slots_up_to(position - 1, 4))
+        self.truncate_to_entries(self._slots_up_to(position - 1, 4))
 
     def _growing(self) -> i64:
         """See :meth:`SparseIndex._growing`."""

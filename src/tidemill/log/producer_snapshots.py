@@ -42,12 +42,16 @@ class ProducerSnapshots:
 
     def remove_after(self, offset: i64, producers: ProducerStateManager) -> None:
         """Removes the snapshots after ``offset``. Raises OSError."""
-        segments = self.segments
-        for name in segments.files.list(segments.directory):
-            if offset_of(name, SNAPSHOT) > offset:
-                segments.files.remove(f"{segments.directory}/{name}")
+        remove_snapshots_after(self.segments.files, self.segments.directory, offset)
         if producers.snapshot_offset > offset:
             producers.snapshot_offset = -1
+
+
+def remove_snapshots_after(files: Files, directory: str, offset: i64) -> None:
+    """Removes the producer snapshots after ``offset`` from the directory of a log. Raises OSError."""
+    for name in files.list(directory):
+        if offset_of(name, SNAPSHOT) > offset:
+            files.remove(f"{directory}/{name}")
 
 
 def write_snapshot(files: Files, path: str, data: bytes) -> None:

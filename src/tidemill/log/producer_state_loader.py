@@ -78,7 +78,7 @@ def restore_snapshot(
 def _read_batches(segment: LogSegment, producers: ProducerStateManager, end_offset: i64, now_ms: i64) -> None:
     if segment.size == 0:
         return
-    scan = BatchScan(segment.file(), segment.position_of(producers.end_offset), segment.size)
+    scan = BatchScan(segment.file(), segment.translate_offset(producers.end_offset), segment.size)
     while scan.step() and scan.base_offset < end_offset:
         apply_scanned(producers, scan, now_ms)
 
@@ -105,7 +105,7 @@ def recall_batches(segments: list[LogSegment], producers: ProducerStateManager, 
     for segment in segments[max(first, 0) : count]:
         if segment.size == 0:
             continue
-        last_position: i64 = segment.position_of(last_offset)
+        last_position: i64 = segment.translate_offset(last_offset)
         begin: i64 = 0
         if last_position > RECALL_BYTES:
             begin = segment.index.position_floor(last_position - RECALL_BYTES)

@@ -279,7 +279,7 @@ class ProducerStateManager:
         entry.coordinator_epoch = marker.coordinator_epoch
         entry.last_timestamp = timestamp
 
-    def expire(self, now_ms: i64, expiration_ms: i64) -> int:
+    def remove_expired_producers(self, now_ms: i64, expiration_ms: i64) -> int:
         """Removes producers without open transaction that were idle for ``expiration_ms``. Returns their
         number.
 

@@ -140,7 +140,7 @@ def walk_segment(
         if progress.stop:
             raise Stopped
         progress.checked_bytes += scan.size
-        segment.note(scan.position, scan.size, scan.base_offset, scan.last_offset, scan.max_timestamp)
+        segment.index_batch(scan.position, scan.size, scan.base_offset, scan.last_offset, scan.max_timestamp)
         before_position = scan.position
         before_base = scan.base_offset
         before_expected = expected

@@ -113,7 +113,7 @@ def committed_bytes(log: Log, high_watermark: int) -> int:
     segment = log.segments[at]
     position = segment.recent_position(high_watermark)
     if position < 0:
-        position = segment.position_of(high_watermark)
+        position = segment.translate_offset(high_watermark)
     return sum(before.size for before in log.segments[:at]) + position
 
 

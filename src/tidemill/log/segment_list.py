@@ -11,12 +11,10 @@ import zlib
 
 from mypy_extensions import i64
 
-from tidemill.log.delayed_file_removal import DelayedFileRemoval
+from tidemill.log.delayed_file_removal import DelayedFileRemoval, rename_deleted
 from tidemill.log.file_names import (
-    DELETED,
     SEGMENT_SUFFIXES,
     SNAPSHOT,
-    TRANSACTION_INDEX,
     offset_name,
 )
 from tidemill.log.log_config import LogConfig
@@ -81,10 +79,6 @@ class SegmentList:
                 high = middle
         return low - 1 if low > 0 else 0
 
-    def transaction_index(self, segment: LogSegment) -> str:
-        """The path of the index of aborted transactions of ``segment``."""
-        return f"{self.directory}/{offset_name(segment.base_offset, TRANSACTION_INDEX)}"
-
     # -- new segments
 
     def new_segment(self, base_offset: i64) -> LogSegment:
@@ -129,7 +123,7 @@ class SegmentList:
 
         A file that cannot be removed is empty; the next start removes it.
         """
-        segment.release()
+        segment.close_handlers()
         for path in (segment.path, segment.index.path, segment.time_index.path):
             try:
                 self.files.remove(path)
@@ -169,17 +163,17 @@ class SegmentList:
         due_ms: i64 = now_ms + self._config.file_delete_delay_ms
         self.names_changed += 1
         for segment in segments:
-            segment.release()
+            segment.close_handlers()
             for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT):
                 path = f"{self.directory}/{offset_name(segment.base_offset, suffix)}"
-                if self.files.exists(path):
-                    self.files.rename(path, path + DELETED)
-                    self.removals.add(path + DELETED, int(due_ms))
+                renamed = rename_deleted(self.files, path)
+                if renamed:
+                    self.removals.add(renamed, int(due_ms))
 
-    def release(self) -> None:
+    def close_handlers(self) -> None:
         """Closes all files until they are needed again. The caller has completed a swap."""
         for segment in self.all:
-            segment.release()
+            segment.close_handlers()
 
     # -- compaction
 
@@ -217,7 +211,7 @@ class SegmentList:
         self._limit_offset = -1
         self.names_changed += 1
         for segment in gone:
-            segment.release()
+            segment.close_handlers()
         due_ms: i64 = now_ms + self._config.file_delete_delay_ms
         for path in swap.deleted:
             self.removals.add(path, int(due_ms))
@@ -264,7 +258,7 @@ class SegmentList:
         count: i64 = len(self.all)
         while at < count:
             segment = self.all[at]
-            position = segment.position_of(offset)
+            position = segment.translate_offset(offset)
             if position < segment.size:
                 return self._range(segment, position, bytes_max, limit_offset, limited, whole_first, False)
             at += 1
@@ -302,7 +296,7 @@ class SegmentList:
             return segment.size  # The limit is in a later segment.
         position: i64 = segment.recent_position(limit_offset)
         if position < 0:
-            position = segment.position_of(limit_offset)
+            position = segment.translate_offset(limit_offset)
         if segment is not self.active or position < segment.size:
             self._limit_offset = limit_offset
             self._limit_base = segment.base_offset

@@ -26,8 +26,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+from tidemill.log.delayed_file_removal import rename_deleted
 from tidemill.log.errors import storage_error
-from tidemill.log.file_names import CLEANED, DELETED, LOG, SEGMENT_SUFFIXES, SNAPSHOT, SWAP, offset_name
+from tidemill.log.file_names import CLEANED, LOG, SEGMENT_SUFFIXES, SNAPSHOT, SWAP, offset_name
 from tidemill.log.log_segment import LogSegment
 from tidemill.log.open_files import OPEN_FILES
 from tidemill.model.errors import CorruptMessage
@@ -120,7 +121,6 @@ class SegmentSwap:
                 self._files.rename(path + old, path + new)
 
     def _rename_deleted(self, name: str) -> None:
-        path = f"{self._directory}/{name}"
-        if self._files.exists(path):
-            self._files.rename(path, path + DELETED)
-            self.deleted.append(path + DELETED)
+        renamed = rename_deleted(self._files, f"{self._directory}/{name}")
+        if renamed:
+            self.deleted.append(renamed)

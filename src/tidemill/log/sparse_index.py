@@ -199,7 +199,7 @@ class SparseIndex:
             self.load()
         return self.entries >= self.entries_max
 
-    def trim(self) -> None:
+    def trim_to_valid_size(self) -> None:
         """Truncates the file to its entries when the segment is closed or the broker stops."""
         self.load()
         used: i64 = self.entries * self.entry_bytes
@@ -234,13 +234,13 @@ class SparseIndex:
                 high = middle
         return low
 
-    def keep(self, entries: i64) -> None:
+    def truncate_to_entries(self, entries: i64) -> None:
         """Removes all entries but the first ``entries``, and zeroes their bytes."""
         self.load()
         if entries < self.entries:
             self._truncate_entries(entries)
 
-    def keep_growing(self) -> bool:
+    def truncate_to_growing(self) -> bool:
         """Removes the entries from the first pair on that does not grow. Returns whether there was one.
 
         A power failure may lose entries and keep later ones.
@@ -286,13 +286,13 @@ class SparseIndex:
             self._writable = False
 
     def pin(self) -> None:
-        """Maps the file, and keeps it mapped until :meth:`release`: it is about to be renamed."""
+        """Maps the file, and keeps it mapped until :meth:`close_handlers`: it is about to be renamed."""
         self.pinned = True
         self.load()
         if self.entries > 0 and self._map is None:
             self._map_file(False)
 
-    def release(self) -> None:
+    def close_handlers(self) -> None:
         """Same as :meth:`close_idle`, called by the log."""
         self.pinned = False
         self.close_idle()

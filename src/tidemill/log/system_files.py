@@ -78,6 +78,19 @@ def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
     return number_of
 
 
+def _drop_cached(path: str, *, sync_first: bool) -> None:
+    """Drops the written pages of a file from the page cache, where the system can."""
+    if sys.platform != "linux":
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if sync_first:
+            _sync_descriptor(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
 def _write_all(descriptor: int, rest: memoryview) -> None:
     """Writes all bytes at the position of the descriptor."""
     while len(rest):
@@ -286,23 +299,10 @@ class SystemFiles(Files):
         return os.stat(path).st_size
 
     def forget_cached(self, path: str) -> None:
-        if sys.platform != "linux":
-            return
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            _sync_descriptor(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+        _drop_cached(path, sync_first=True)
 
     def forget_written(self, path: str) -> None:
-        if sys.platform != "linux":
-            return
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+        _drop_cached(path, sync_first=False)
 
     def modified_ms(self, path: str) -> i64:
         return os.stat(path).st_mtime_ns // 1_000_000

@@ -97,13 +97,13 @@ class TimeIndex(SparseIndex):
     def truncate_to(self, offset: i64) -> None:
         """Removes the entries with offsets of at least ``offset``."""
         self.load()
-        self.keep(self._slots_up_to(offset - self.base_offset - 1, 8))
+        self.truncate_to_entries(self._slots_up_to(offset - self.base_offset - 1, 8))
         self._last_timestamp = -2
 
-    def keep_growing(self) -> bool:
-        """See :meth:`SparseIndex.keep_growing`."""
+    def truncate_to_growing(self) -> bool:
+        """See :meth:`SparseIndex.truncate_to_growing`."""
         self._last_timestamp = -2
-        return super().keep_growing()
+        return super().truncate_to_growing()
 
     def _growing(self) -> i64:
         """See :meth:`SparseIndex._growing`; neighbours may have equal offsets."""

@@ -85,7 +85,7 @@ class TimeLookup:
             self.problem = storage_error("read", self.log.directory, problem)
         finally:
             for copy in self._copies:
-                copy.release()
+                copy.close_handlers()
 
     def is_valid(self) -> bool:
         """Whether the result is valid for the current log. To be called on the event loop."""

@@ -1,10 +1,10 @@
-"""Explains Python's exceptions about unreadable text for users who do not know Python."""
+"""Texts for Python's exceptions about unreadable data, for users without knowledge of Python."""
 
 from __future__ import annotations
 
 
 def fault_of(problem: BaseException) -> str:
-    """Returns why a text is not valid UTF-8, JSON, numbers or fields, or why a file cannot be read.
+    """Returns the reason why a text is not valid UTF-8, JSON, numbers or fields, or a file cannot be read.
 
     ``problem`` is the exception of the reader: ValueError and its subclasses, KeyError, IndexError,
     RecursionError, OSError. The result follows a colon in messages.

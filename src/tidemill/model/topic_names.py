@@ -11,7 +11,7 @@ _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def name_problem(name: str) -> str:
-    """Returns what is wrong with a topic's name; empty for a valid name."""
+    """Returns the reason why a topic name is invalid; empty for a valid name."""
     if not name:
         return "a topic's name cannot be empty"
     if name in (".", ".."):

@@ -13,14 +13,12 @@ class Listener:
         name: str,
         host: str,
         port: int,
-        security: str = "PLAINTEXT",
         node_id: int = -1,
         follows_client: bool = False,
     ) -> None:
         self.name = name
         self.host = host
         self.port = port
-        self.security = security
         self.node_id = node_id
         """The broker whose listener this is."""
         self.follows_client = follows_client

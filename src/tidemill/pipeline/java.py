@@ -1,4 +1,4 @@
-"""Finds Java for Spark, installs it if possible, or reports what to do.
+"""Finds Java for Spark, installs it if possible, or reports the next step.
 
 ``make run`` calls it as ``python -m tidemill.pipeline.java``.
 """

@@ -14,12 +14,12 @@ The format of Spark's own connector, ``{"flights": {"0": 120}}``, is read as wel
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tidemill.model.errors import TidemillError
-from tidemill.model.types import ZERO_ID, TopicPartition
+from tidemill.model.ids import decode_id, topic_id_text
+from tidemill.model.types import TopicPartition
 
 VERSION = 1
 
@@ -57,7 +57,7 @@ class StreamPosition(NamedTuple):
         return {
             "topics": {
                 topic: {
-                    "id": _id_text(part.topic_id),
+                    "id": topic_id_text(part.topic_id),
                     "next": {str(partition): part.next[partition] for partition in sorted(part.next)},
                 }
                 for topic, part in sorted(self.topics.items())
@@ -92,7 +92,9 @@ def parse_position(table: Mapping[str, Any]) -> StreamPosition:
             )
         return StreamPosition(
             {
-                topic: TopicPosition(_id_bytes(part["id"]), _numbers(part["next"]))
+                topic: TopicPosition(
+                    None if part["id"] is None else decode_id(part["id"]), _numbers(part["next"])
+                )
                 for topic, part in table["topics"].items()
             }
         )
@@ -107,19 +109,9 @@ def _numbers(table: Mapping[str, Any]) -> dict[int, int]:
     return {int(partition): int(offset) for partition, offset in table.items()}
 
 
-def _id_text(topic_id: bytes | None) -> str | None:
-    if topic_id is None or topic_id == ZERO_ID:
-        return None
-    return base64.urlsafe_b64encode(topic_id).rstrip(b"=").decode()
-
-
-def _id_bytes(text: str | None) -> bytes | None:
-    return None if text is None else base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-
-
 def describe_id(topic_id: bytes | None) -> str:
     """Formats a topic id as Kafka's tools do."""
-    return _id_text(topic_id) or "none"
+    return topic_id_text(topic_id) or "none"
 
 
 def describe_partitions(partitions: Iterable[TopicPartition], most: int = 5) -> str:

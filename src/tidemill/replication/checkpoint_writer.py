@@ -40,7 +40,7 @@ class Checkpoints:
         """Partitions whose high watermark differs from the checkpoint."""
         self._writing = asyncio.Lock()
 
-    async def high_watermarks(self) -> None:
+    async def write_high_watermarks(self) -> None:
         """Writes the high watermarks that have changed."""
         async with self._writing:
             # Later changes are appended, and left for the next checkpoint.
@@ -62,7 +62,7 @@ class Checkpoints:
             if not partition.deleted
         }
 
-    async def recovery_points(self) -> None:
+    async def write_recovery_points(self) -> None:
         """Writes the changed recovery points."""
         await self._write(self._logs.recovery_point_checkpoints)
 
@@ -81,11 +81,11 @@ class Checkpoints:
         if problems:
             raise problems[0]
 
-    async def log_starts(self) -> None:
+    async def write_log_starts(self) -> None:
         """Writes the changed log start offsets."""
         await self._write(self._logs.start_offset_checkpoints)
 
-    async def log_starts_in(self, directories: Collection[DataDirectory]) -> list[StorageError]:
+    async def write_log_starts_in(self, directories: Collection[DataDirectory]) -> list[StorageError]:
         """Writes the changed log start offsets of ``directories``. Returns the errors."""
         problems = await self._write(lambda: self._logs.start_offset_checkpoints(directories))
         # Nothing was written to a directory that failed meanwhile.

@@ -127,7 +127,7 @@ class LogFlusher:
             is_done = await asyncio.shield(self.under_way.start(self._flush_one(one, job)))
             moved = moved or (is_done and job.is_safe_point)
         if moved:
-            await self._checkpoints.recovery_points()
+            await self._checkpoints.write_recovery_points()
 
     async def _flush_one(self, one: Log, job: FlushJob) -> bool:
         """Syncs a log whose flush is due. Returns whether the sync succeeded."""

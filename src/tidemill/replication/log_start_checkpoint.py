@@ -48,11 +48,11 @@ class LogStartCheckpointWriter:
                     by_directory.setdefault(directory, {})[partition] = int(partition.log.start_offset)
             self._moved.clear()
             for directory, starts in by_directory.items():
-                if await self._checkpoints.log_starts_in([directory]):
+                if await self._checkpoints.write_log_starts_in([directory]):
                     self._moved.update(dict.fromkeys(starts))
                     continue
                 for partition, start in starts.items():
-                    partition.start_saved(start)
+                    partition.log_start_offset_saved(start)
             if self._moved:
                 await asyncio.sleep(RETRY_S)
         self._task = None

@@ -45,8 +45,11 @@ class PartitionEvents:
         """The high watermark differs from the checkpoint. Called once until ``is_unsaved`` is reset."""
         raise NotImplementedError
 
-    def start_moved(self, partition: Partition) -> None:
-        """The log start offset has followed the leader's: write the checkpoint, then call ``start_saved``."""
+    def log_start_offset_moved(self, partition: Partition) -> None:
+        """The log start offset has followed the leader's.
+
+        The receiver writes the checkpoint, and then calls ``log_start_offset_saved``.
+        """
         raise NotImplementedError
 
     def is_alive(self, broker: i32) -> bool:
@@ -702,12 +705,12 @@ class Partition(WatchedPartition):
         """Advances the log start offset to the leader's. Fetches report it once it is checkpointed."""
         if offset > self.log.start_offset:
             self.advance_start(offset)
-            self.save_start()
+            self.save_log_start_offset()
 
-    def save_start(self) -> None:
+    def save_log_start_offset(self) -> None:
         """Requests a checkpoint of the log start offset; fetches report it afterwards."""
         self._start_unsaved = True
-        self.events.start_moved(self)
+        self.events.log_start_offset_moved(self)
 
     def truncate_to(self, offset: i64, now_ms: i64, reason: str = DIVERGED) -> None:
         """Truncates records that the leader does not have, for ``reason``. Raises StorageError.
@@ -779,7 +782,7 @@ class Partition(WatchedPartition):
         size: i64 = self.log.size_bytes
         truncations: i64 = self.log.truncations
         try:
-            self.log.truncate_fully(offset, now_ms)
+            self.log.truncate_fully_and_start_at(offset, now_ms)
         finally:
             if self.log.truncations != truncations:
                 self._report_truncation(
@@ -791,7 +794,7 @@ class Partition(WatchedPartition):
                 self._truncation_unsynced = True
                 self._request_flush()
                 # The leader's log may start within a batch, which then names the file.
-                self.save_start()
+                self.save_log_start_offset()
 
     def _report_truncation(self, start: i64, end: i64, size: i64, reason: str) -> None:
         """Reports records removed from a log that reached from ``start`` to ``end``, with ``size`` bytes."""
@@ -814,13 +817,13 @@ class Partition(WatchedPartition):
             self.read_limits.is_unsaved = True
             self.events.high_watermark_moved(self)
 
-    def start_saved(self, offset: i64) -> None:
+    def log_start_offset_saved(self, offset: i64) -> None:
         """A log start offset of ``offset`` is in the checkpoint."""
         if not self._start_unsaved:
             return
         if offset < self.log.start_offset:
             # Retention has advanced it meanwhile.
-            self.events.start_moved(self)
+            self.events.log_start_offset_moved(self)
         else:
             self._start_unsaved = False
             if self.on_flushed is not None:

@@ -243,7 +243,7 @@ class ReplicaAlterLogDirs:
             partition.replace_log(move.future_log)
         logger.info("%s is now in %s", move.key, move.future_log.directory)
         await self._uninterrupted(self._sync_target(move))
-        await self._checkpoints.recovery_points()
+        await self._checkpoints.write_recovery_points()
         move.delete_replaced(self._clock.wall_ms())
         await self._checkpoints.write_removals()
 

@@ -118,7 +118,7 @@ class ReplicaManager(PartitionEvents):
         """The number of times that ISRs of partitions led here have shrunk and expanded."""
 
     @property
-    def full(self) -> list[str]:
+    def full_directories(self) -> list[str]:
         """Data directories without disk space."""
         return list(self.full_disks.since)
 
@@ -165,14 +165,14 @@ class ReplicaManager(PartitionEvents):
                 try:
                     is_alone = state.replicas == (self.node_id,)
                     may_replace = self._may_replace(name, state)
-                    partition = self._make(entry, state.partition, config, is_alone, may_replace)
+                    partition = self._create_partition(entry, state.partition, config, is_alone, may_replace)
                 except StorageError as problem:
                     failures[state.partition] = problem
-                    partition = self._offline(entry, state.partition, config, problem)
+                    partition = self._create_offline_partition(entry, state.partition, config, problem)
                 entry.partitions[state.partition] = partition
             # Before it may lead: with a lower value it could commit records that no other replica has.
             partition.set_min_insync_replicas(config.min_insync_replicas, self.clock.monotonic_ms())
-            self._become(partition, state)
+            self._apply_newer_state(partition, state)
         self.topics.put(entry)
         # Not the others: a topic with many partitions arrives in parts.
         configured = [entry.partitions[state.partition] for state in states]
@@ -193,7 +193,7 @@ class ReplicaManager(PartitionEvents):
         has_none = self.logs.dirs.may_replace(TopicPartition(topic, state.partition))
         return is_first or has_none or state.leader not in (self.node_id, -1)
 
-    def _make(
+    def _create_partition(
         self, entry: TopicEntry, index: int, config: LogConfig, is_alone: bool, may_replace: bool
     ) -> Partition:
         key = TopicPartition(entry.name, index)
@@ -247,7 +247,9 @@ class ReplicaManager(PartitionEvents):
             found.topic_id = topic_id
             logger.warning("%s has no partition.metadata before the next start: %s", found.directory, problem)
 
-    def _offline(self, entry: TopicEntry, index: int, config: LogConfig, problem: StorageError) -> Partition:
+    def _create_offline_partition(
+        self, entry: TopicEntry, index: int, config: LogConfig, problem: StorageError
+    ) -> Partition:
         """Creates an offline partition, which returns KAFKA_STORAGE_ERROR to all requests."""
         key = TopicPartition(entry.name, index)
         failed = [directory for directory in self.logs.dirs.all if directory.is_offline]
@@ -257,7 +259,7 @@ class ReplicaManager(PartitionEvents):
         partition.mark_offline(str(problem))
         return partition
 
-    def _become(self, partition: Partition, state: PartitionState) -> None:
+    def _apply_newer_state(self, partition: Partition, state: PartitionState) -> None:
         known = (int(partition.leader_epoch), int(partition.partition_epoch))
         if (state.leader_epoch, state.partition_epoch) < known:
             logger.info("%s-%d: %s is older than the current state", partition.topic, partition.index, state)
@@ -270,9 +272,9 @@ class ReplicaManager(PartitionEvents):
             and partition.replicas == state.replicas
         ):
             return
-        self._change(partition, state)
+        self._apply_state(partition, state)
 
-    def _change(self, partition: Partition, state: PartitionState) -> None:
+    def _apply_state(self, partition: Partition, state: PartitionState) -> None:
         led, epoch, leader = partition.is_leader, partition.leader_epoch, partition.leader
         if led and state.leader == leader:
             # A member without a replica any more was moved away by a reassignment.
@@ -316,7 +318,7 @@ class ReplicaManager(PartitionEvents):
             starts = self.logs.dirs.directory_of(partition.log).start_offsets
             if starts.written(partition.log.topic_partition) < partition.log.start_offset:
                 # A power failure could restore a lower log start offset.
-                partition.save_start()
+                partition.save_log_start_offset()
             self.following.add_partition(partition)
         except StorageError as problem:
             self.following.remove_partition(partition)
@@ -359,7 +361,7 @@ class ReplicaManager(PartitionEvents):
         Delayed produces fail with NOT_LEADER_OR_FOLLOWER. Nothing is deleted.
         """
         if partition.leader >= 0:
-            self._change(partition, PartitionState.of(partition)._replace(leader=-1))
+            self._apply_state(partition, PartitionState.of(partition)._replace(leader=-1))
 
     def stop_unassigned(self, some: list[Partition], assigned: Container[TopicPartition]) -> list[Partition]:
         """Stops replicas that are not ``assigned`` to this broker. Returns those that led; the logs stay."""
@@ -436,7 +438,7 @@ class ReplicaManager(PartitionEvents):
 
     # Log start offsets
 
-    def start_moved(self, partition: Partition) -> None:
+    def log_start_offset_moved(self, partition: Partition) -> None:
         """Writes the log start offset of ``partition`` in a thread, then notifies it."""
         self.log_start_writer.begin(partition)
 
@@ -470,9 +472,9 @@ class ReplicaManager(PartitionEvents):
         if not is_trusted:
             marking = self.loop.run_in_executor(None, self.logs.dirs.mark_sync_failed, directory)
             self._marking.add(marking)
-            marking.add_done_callback(self._marked)
+            marking.add_done_callback(self._on_directory_marked)
 
-    def _marked(self, marking: asyncio.Future[list[StorageError]]) -> None:
+    def _on_directory_marked(self, marking: asyncio.Future[list[StorageError]]) -> None:
         self._marking.discard(marking)
         if not marking.cancelled():
             for problem in marking.result():
@@ -483,7 +485,7 @@ class ReplicaManager(PartitionEvents):
         for key in self.logs.dirs.fail_directory(path, reason):
             partition = self.find(key.topic, key.partition)
             if partition is not None:
-                self._fail(partition, reason)
+                self._mark_offline(partition, reason)
         self.full_disks.report_warnings()
         self.listener.directory_failed()
 
@@ -518,7 +520,7 @@ class ReplicaManager(PartitionEvents):
         partition = self.find(key.topic, key.partition)
         return None if partition is None or partition.is_offline else int(partition.high_watermark)
 
-    def _fail(self, partition: Partition, reason: str) -> None:
+    def _mark_offline(self, partition: Partition, reason: str) -> None:
         led = partition.is_leader and not partition.is_offline
         partition.mark_offline(reason)
         if self.following is not None:
@@ -536,7 +538,7 @@ class ReplicaManager(PartitionEvents):
     def isr_changed(self, partition: Partition, state: PartitionState) -> None:
         """Applies the requested ISR that the controller has written."""
         if not partition.deleted:
-            self._become(partition, state)
+            self._apply_newer_state(partition, state)
 
     def isr_refused(self, partition: Partition) -> None:
         """The controller has rejected the requested ISR."""
@@ -582,12 +584,12 @@ class ReplicaManager(PartitionEvents):
                 if partition is not None:
                     partition.delayed.record_change()
                     if not partition.is_leader:
-                        partition.save_start()
+                        partition.save_log_start_offset()
             await yield_to_loop()
         if count:
             logger.info("retention advanced the start offset of %d logs", count)
-            await self.checkpoints.log_starts()
-        self.logs.expire_producers(self.clock.wall_ms())
+            await self.checkpoints.write_log_starts()
+        self.logs.remove_expired_producers(self.clock.wall_ms())
         self.full_disks.report_warnings()
 
     async def remove_due(self) -> None:

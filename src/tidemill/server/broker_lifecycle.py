@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from tidemill.broker.apply_leader_and_isr import LeaderAndIsrApplier, LeaderAndIsrListener
 from tidemill.broker.broker import Broker
 from tidemill.broker.metadata_cache import effective_config
 from tidemill.broker.store_connectivity import StoreConnectivity
 from tidemill.controller.controller import KafkaController
+from tidemill.controller.leader_election import LogEnds
 from tidemill.coordination.cluster_image import Delta
 from tidemill.coordination.coordination_store import StoreError
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.coordination.topic_image import TopicImage
 from tidemill.model.errors import StorageError
+from tidemill.model.types import TopicPartition
 from tidemill.replication.partition import Partition
 from tidemill.replication.replica_manager import ReplicaManager, ReplicaManagerListener
 from tidemill.server.background_tasks import BackgroundTasks
@@ -77,6 +79,7 @@ class BrokerLifecycleManager(RegistrationListener, LeaderAndIsrListener, Replica
             known_image=lambda: broker.metadata_cache.image,
             with_settings=lambda config, image: effective_config(config, image, broker.node_id),
             schedule_broker_refresh=self.schedule_broker_refresh,
+            request_log_ends=self.request_log_ends,
         )
         broker.failover = broker.controller.failover
         self.deletions = RefusedDeletions(broker, self.applier, self.tasks)
@@ -88,6 +91,12 @@ class BrokerLifecycleManager(RegistrationListener, LeaderAndIsrListener, Replica
     def schedule_broker_refresh(self) -> None:
         """Schedules a read of the registrations by the controller in this process."""
         self._services.schedule_broker_refresh()
+
+    async def request_log_ends(
+        self, wanted: Mapping[int, Sequence[TopicPartition]], timeout_s: float
+    ) -> LogEnds:
+        """Requests the log ends of replicas, by broker, for elections without an eligible replica."""
+        return await self._services.request_log_ends(wanted, timeout_s)
 
     def join_partitions(self) -> None:
         """Connects the partitions with the other brokers; called after they are loaded."""

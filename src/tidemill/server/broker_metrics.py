@@ -337,7 +337,7 @@ def _directories(server: BrokerServer) -> Iterator[Family]:
     full = gauge(
         "tidemill_full_log_directories",
         "Data directories that reject writes because the disk is full.",
-        len(broker.replica_manager.full),
+        len(broker.replica_manager.full_directories),
     )
     yield full
     free = gauge("tidemill_log_directory_free_bytes", "Free bytes of the file system of a data directory.")

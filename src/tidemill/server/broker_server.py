@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -66,7 +65,8 @@ from tidemill.server.cluster_services import ClusterServices, StandaloneServices
 from tidemill.server.config_plugins import deletion_policies, replica_selector
 from tidemill.server.health import Health, health_of
 from tidemill.server.kafka_scheduler import KafkaScheduler
-from tidemill.server.lost_replicas import report_lost_replicas
+from tidemill.server.lost_replica_detection import detect_lost_replicas
+from tidemill.server.request_memory import request_bytes_max
 from tidemill.server.socket_server import ConnectionLimits, Limits, SocketServer, addresses_of, bind
 from tidemill.server.store_selection import open_store
 from tidemill.transactions.producer_ids import ProducerIds
@@ -85,9 +85,6 @@ GROUPS_LOAD_S = 0.2
 COORDINATOR_LOAD_IN_PROGRESS, which some admin clients report to their users as an error."""
 PRODUCER_IDS_CHECK_S = 5.0
 REMOVAL_CHECK_S = 1.0
-REQUEST_BYTES_MIN = 64 * 1024 * 1024
-REQUEST_MEMORY_DIVISOR = 4
-"""Requests use at most a quarter of the memory, unless ``queued.max.request.bytes`` is set."""
 
 
 make_files: Callable[[], Files] = SystemFiles
@@ -260,7 +257,7 @@ class BrokerServer:
             self._syncers,
             CleanerProcess(),
             lambda: broker.config,
-            broker.replica_manager.checkpoints.recovery_points,
+            broker.replica_manager.checkpoints.write_recovery_points,
         )
         self.log_cleaner.load_checkpoints()
         self._stage = Stage.LOGS_LOADED
@@ -332,7 +329,7 @@ class BrokerServer:
             address = advertised.get(listener.name, listener)
             endpoints.append(Endpoint(listener.name, listener.protocol, address.host, address.port or port))
         self._endpoints = tuple(endpoints)
-        lost = report_lost_replicas(broker.metadata_cache.image, broker.node_id, broker.log_manager)
+        lost = detect_lost_replicas(broker.metadata_cache.image, broker.node_id, broker.log_manager)
         return BrokerRegistration(
             broker.node_id,
             self._endpoints,
@@ -345,9 +342,9 @@ class BrokerServer:
         endpoints = {one.listener: one for one in self._endpoints}
         node_id = self.broker.node_id
         for listener, sockets in self._sockets:
-            name, protocol, host, port = endpoints[listener.name]
+            name, _, host, port = endpoints[listener.name]
             follows = listener.host in ANY_HOST and not self.static_config.advertises()
-            self.socket_server.listen(Listener(name, host, port, protocol, node_id, follows), sockets)
+            self.socket_server.listen(Listener(name, host, port, node_id, follows), sockets)
         self._stage = Stage.LISTENING
 
     # Changes of the cluster image.
@@ -420,15 +417,15 @@ class BrokerServer:
         lag_s = config.int("replica.lag.time.max.ms") / 2000
         self._scheduler.schedule(lag_s, lag_s, partitions.maybe_shrink_isr)
         watermark_s = config.seconds("replica.high.watermark.checkpoint.interval.ms")
-        self._scheduler.schedule(watermark_s, watermark_s, partitions.checkpoints.high_watermarks)
+        self._scheduler.schedule(watermark_s, watermark_s, partitions.checkpoints.write_high_watermarks)
         recovery_s = config.seconds("log.flush.offset.checkpoint.interval.ms")
-        self._scheduler.schedule(recovery_s, recovery_s, partitions.checkpoints.recovery_points)
+        self._scheduler.schedule(recovery_s, recovery_s, partitions.checkpoints.write_recovery_points)
         if config.store() == "zookeeper":
             self._scheduler.schedule(0, PRODUCER_IDS_CHECK_S, self.broker.producer_ids.prepare)
         if config.bool("log.cleaner.enable"):
             self._scheduler.run(self.log_cleaner.run())
         starts_s = config.seconds("log.flush.start.offset.checkpoint.interval.ms")
-        self._scheduler.schedule(starts_s, starts_s, partitions.checkpoints.log_starts)
+        self._scheduler.schedule(starts_s, starts_s, partitions.checkpoints.write_log_starts)
         self._scheduler.schedule(IDLE_S, IDLE_S, self._reap_conversions)
         if config.int("tidemill.metrics.port") >= 0:
             from tidemill.server import free_space
@@ -529,23 +526,6 @@ def limits_of(config: BrokerConfig) -> Limits:
         config.connections_per_listener(),
         inter_broker_listener(config) if len(config.listeners()) > 1 else "",
     )
-
-
-def request_bytes_max(config: BrokerConfig) -> int:
-    """The memory limit of all connections: ``queued.max.request.bytes``, or a share of the memory."""
-    configured = config.int("queued.max.request.bytes")
-    if configured > 0:
-        return configured
-    return max(REQUEST_BYTES_MIN, usable_memory() // REQUEST_MEMORY_DIVISOR)
-
-
-def usable_memory() -> int:
-    """Bytes of memory available to this process: of the machine, or of its container if that is less."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-            found.append(int(file.read()))
-    return min(found)
 
 
 @contextlib.asynccontextmanager

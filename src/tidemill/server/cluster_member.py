@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from tidemill.broker.alter_partition_manager import AlterPartitionManager
 from tidemill.broker.broker import Broker
@@ -21,6 +21,7 @@ from tidemill.broker.replica_log_end_requests import LogEndRequests
 from tidemill.broker.replication_quotas import ReplicationQuotas
 from tidemill.controller.admin_node_requests import AdminNodeRequests
 from tidemill.controller.broker_registrations import BrokerRegistrationWatch
+from tidemill.controller.leader_election import LogEnds
 from tidemill.controller.node_change_handlers import NodeChangeHandlers
 from tidemill.coordination.cluster_image import BrokerImage, Delta
 from tidemill.coordination.coordination_store import Create, Delete, NoNode, StoreError
@@ -37,6 +38,7 @@ from tidemill.coordination.nodes import (
 )
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError, StorageError
+from tidemill.model.types import TopicPartition
 from tidemill.replication.partition import Partition
 from tidemill.replication.replica_fetcher import FetchLimits
 from tidemill.server.broker_lifecycle import BrokerLifecycleManager
@@ -73,16 +75,7 @@ class ClusterMember(ClusterServices, RegistrationListener, BrokerStateListener):
             self._delayed_metadata,
         )
         broker.inter_broker_listener = self._links.listener
-        requests = broker.controller_requests = ControllerRequests(
-            broker.node_id,
-            lambda: broker.config,
-            broker.clock,
-            broker.store,
-            broker.replica_manager,
-            broker.metadata_cache,
-            self.applier,
-            settings_unreadable=lambda kind, name: self._dynamic_config.watch_unreadable(kind, name),
-        )
+        requests = broker.controller_requests = self._create_controller_requests()
         config = broker.config
         self._channels = ControllerChannelManager(
             broker.node_id,
@@ -113,15 +106,34 @@ class ClusterMember(ClusterServices, RegistrationListener, BrokerStateListener):
             self._controller_channel,
             broker_epoch=lambda: self.applier.broker_epoch,
         )
-        self._dynamic_config = DynamicBrokerConfig(broker, requests)
+        self._dynamic_config = DynamicBrokerConfig(
+            broker.node_id,
+            broker.store,
+            broker.metadata_cache,
+            broker.controller,
+            self.applier,
+            requests,
+        )
         self._log_ends = LogEndRequests(
             broker.node_id, lambda: broker.config, broker.replica_manager, self._links
         )
-        broker.controller.recovery.request_log_ends = self._log_ends.request
         self._departures: dict[int, BrokerImage] = {}
         """Departed brokers in Metadata responses, each with a task that removes it."""
         self._fetchers: ReplicaFetcherManager | None = None
         self._store_outage = StoreOutage(broker.replica_manager, broker.store, broker.clock)
+
+    def _create_controller_requests(self) -> ControllerRequests:
+        broker = self._broker
+        return ControllerRequests(
+            broker.node_id,
+            lambda: broker.config,
+            broker.clock,
+            broker.store,
+            broker.replica_manager,
+            broker.metadata_cache,
+            self.applier,
+            settings_unreadable=lambda kind, name: self._dynamic_config.watch_unreadable(kind, name),
+        )
 
     def _create_node_change_handlers(self) -> NodeChangeHandlers:
         controller = self._broker.controller
@@ -280,6 +292,12 @@ class ClusterMember(ClusterServices, RegistrationListener, BrokerStateListener):
     def store_reconnected(self) -> None:
         """Resumes the leaderships that the isolation suspended."""
         self._store_outage.store_reconnected(session_expired=False)
+
+    async def request_log_ends(
+        self, wanted: Mapping[int, Sequence[TopicPartition]], timeout_s: float
+    ) -> LogEnds:
+        """Returns the log ends of these replicas, by broker, that arrive within ``timeout_s`` seconds."""
+        return await self._log_ends.request(wanted, timeout_s)
 
     # Replicas of this broker
 

@@ -7,10 +7,12 @@ the services of a broker in a cluster.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tidemill.broker.broker import Broker
+from tidemill.controller.leader_election import LogEnds
 from tidemill.coordination.cluster_image import Delta
+from tidemill.model.types import TopicPartition
 from tidemill.replication.partition import Partition
 from tidemill.server.broker_registration import RegistrationListener
 
@@ -38,6 +40,12 @@ class ClusterServices(ABC):
     @abstractmethod
     def schedule_broker_refresh(self) -> None:
         """Schedules a read of the registrations by the controller in this process."""
+
+    @abstractmethod
+    async def request_log_ends(
+        self, wanted: Mapping[int, Sequence[TopicPartition]], timeout_s: float
+    ) -> LogEnds:
+        """Returns the log ends of these replicas, by broker, that arrive within ``timeout_s`` seconds."""
 
     @abstractmethod
     def own_replicas_failed(self, partitions: Sequence[tuple[bytes, int]]) -> None:
@@ -90,6 +98,12 @@ class StandaloneServices(ClusterServices, RegistrationListener):
 
     def schedule_broker_refresh(self) -> None:
         """Does nothing: the controller of a standalone broker does not watch registrations."""
+
+    async def request_log_ends(
+        self, wanted: Mapping[int, Sequence[TopicPartition]], timeout_s: float
+    ) -> LogEnds:
+        """Returns none: this broker is the only candidate of each of its partitions."""
+        return {}
 
     def own_replicas_failed(self, partitions: Sequence[tuple[bytes, int]]) -> None:
         """Does nothing: no other broker has a replica."""

@@ -46,7 +46,7 @@ class Health(NamedTuple):
 def health_of(broker: Broker) -> Health:
     """Returns the health of a started broker."""
     failed = [one.path for one in broker.log_manager.dirs.all if one.is_offline]
-    full = list(broker.replica_manager.full)
+    full = list(broker.replica_manager.full_directories)
     silent_s = broker.store_connectivity.disconnected_ms / 1000
     reasons = []
     if failed:

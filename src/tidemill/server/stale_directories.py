@@ -7,8 +7,8 @@ valid, and were closed cleanly, but the replicas acknowledged more records later
 Therefore the starts of a broker are numbered. Each start writes its number to every data directory
 (``.tidemill-start``), and then the numbers by directory id to the coordination store. A directory that is
 missing in the store, or has a larger number there, was not in use at the last start. Its replicas are
-reported as lost (:mod:`tidemill.server.lost_replicas`). It receives its number after the controller has
-processed the report. A broker without a node in the store has no such directories.
+reported as lost (:mod:`tidemill.server.lost_replica_detection`). It receives its number after the controller
+has processed the report. A broker without a node in the store has no such directories.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@
                 tags: 0 diverging epoch (12): epoch i32, end i64, tags
     key       = topic name string (to 12), topic id 16 bytes (13)
 
-A number in parentheses is the version from which on a field is there. From version 12 on lengths are compact,
-and every structure ends with tagged fields. Headers are not part of it.
+A number in parentheses is the first version with the field. From version 12 on, lengths are compact, and
+every structure ends with tagged fields. The headers of the messages are not part of this layout.
 
 The broker, the follower and the client use these functions in place of the generated codec of
 :mod:`tidemill.wire.messages.fetch`, because a broker handles thousands of fetches a second. They create one
-object for each partition, and records stay where they were received.
+object for each partition, and records stay in the buffer in which they were received.
 
 Source: ``FetchRequest.json`` and ``FetchResponse.json`` of Apache Kafka; KIP-227, KIP-595, KIP-903, KIP-1166.
 """
@@ -72,7 +72,7 @@ DIVERGING_EPOCH_BYTES: Final = 4 + 8 + 1
 DIVERGING_EPOCH_BYTES_MIN: Final = 4 + 8
 
 BYTES_MAX: Final[i64] = 0x7FFFFFFF
-"""The limit of a response where the version has no such field."""
+"""The limit of a response in versions without the field."""
 HIGH_WATERMARK_UNKNOWN: Final[i64] = 0x7FFFFFFFFFFFFFFF
 """The default of the high watermark in a request."""
 
@@ -99,7 +99,7 @@ class RequestedPartition:
         self.leader_epoch: Final[i64] = leader_epoch
         self.offset: Final[i64] = offset
         self.last_fetched_epoch: Final[i64] = last_fetched_epoch
-        """The epoch of a follower's last record; -1 without one."""
+        """The epoch of a follower's last record; -1 for an empty log."""
         self.log_start_offset: Final[i64] = log_start_offset
         """The start of a follower's own log."""
         self.high_watermark: Final[i64] = high_watermark
@@ -130,7 +130,7 @@ class FetchRequest:
     ) -> None:
         self.version: Final[i16] = version
         self.correlation_id: Final[i32] = correlation_id
-        """Of the header."""
+        """The correlation id of the header."""
         self.replica_id: Final[i32] = replica_id
         """The broker id of a follower, -1 for a consumer."""
         self.replica_epoch: Final[i64] = replica_epoch
@@ -151,7 +151,7 @@ class FetchRequest:
 
     @property
     def is_incremental(self) -> bool:
-        """Whether the response holds only the partitions that changed since the last one of the session."""
+        """Whether the response has only the partitions that changed since the last one of the session."""
         return self.session_epoch > 0
 
 
@@ -159,7 +159,7 @@ class FetchRequest:
 
 
 class FetchRequestReader:
-    """Reads a request, whole or some items at a time. IndexError or ProtocolError when it is none."""
+    """Reads a request, whole or some items at a time. Raises IndexError or ProtocolError if it is invalid."""
 
     def __init__(self, version: i16, correlation_id: i32, data: bytes, position: i64, end: i64) -> None:
         self.version: i16 = version
@@ -193,14 +193,14 @@ class FetchRequestReader:
         self.partitions: list[RequestedPartition] = []
         self.forgotten: list[tuple[bytes, int]] = []
         self.is_wanted = True
-        """The topics that are fetched are read now, else those that leave the session."""
+        """Whether the next topic is one to fetch; otherwise it leaves the session."""
         self.key = b""
         self.topics_left: i64 = 0
         self.parts_left: i64 = 0
-        """Of the topic that is being read."""
+        """The partitions of the current topic that were not read yet."""
         self.is_in_topic = False
         self.items_left: i64 = ITEMS_MAX
-        """The request may have so many more topics and partitions."""
+        """The number of further topics and partitions that the request may have."""
         self.position: i64 = position
         self._begin_list()
 
@@ -210,7 +210,7 @@ class FetchRequestReader:
         self.items_left -= self.topics_left
 
     def run(self, count: i64) -> bool:
-        """Reads ``count`` topics and partitions more; returns whether these were all."""
+        """Reads up to ``count`` further topics and partitions. Returns whether the request is complete."""
         while self.topics_left > 0 or self.is_wanted:
             if self.topics_left <= 0:
                 self.is_wanted = False
@@ -224,7 +224,7 @@ class FetchRequestReader:
         return True
 
     def _read_items(self, count_max: i64) -> i64:
-        """Reads at most ``count_max`` items of one topic, its name being one; returns how many."""
+        """Reads up to ``count_max`` items of one topic; its key is an item. Returns their number."""
         data, end, version = self.data, self.end, self.version
         position = self.position
         count: i64 = 0
@@ -258,7 +258,7 @@ class FetchRequestReader:
         return count
 
     def _read_end(self) -> None:
-        """Reads what follows the topics."""
+        """Reads the fields after the topics."""
         data, position = self.data, self.position
         if self.version >= RACK_FROM:
             length, position = read_length(data, position, self.end, self.flexible, False)
@@ -270,7 +270,7 @@ class FetchRequestReader:
         check_end(position, self.end)
 
     def _read_tags(self, position: i64) -> i64:
-        """Reads the tagged fields of a request: the replica that fetches (15), the id of the cluster."""
+        """Reads the tagged fields of a request: the state of the replica (15). Skips the cluster id."""
         data = self.data
         count, position = read_uvarint(data, position, self.end)
         while count > 0:
@@ -304,14 +304,14 @@ class FetchRequestReader:
 
 
 def read_request(version: i16, correlation_id: i32, data: bytes, position: i64, end: i64) -> FetchRequest:
-    """Reads a whole request. IndexError or ProtocolError when it is none."""
+    """Reads a whole request. Raises IndexError or ProtocolError if it is invalid."""
     reader = FetchRequestReader(version, correlation_id, data, position, end)
     reader.run(ITEMS_MAX * 2)
     return reader.request()
 
 
 def read_tag(data: bytes, position: i64, end: i64) -> tuple[i64, i64, i64]:
-    """Returns a tagged field's number, its size, and where its value begins. IndexError: it is cut."""
+    """Returns the number, the size and the start of a tagged field. Raises IndexError if it is truncated."""
     tag, position = read_uvarint(data, position, end)
     size, position = read_uvarint(data, position, end)
     if size > end - position:
@@ -322,7 +322,7 @@ def read_tag(data: bytes, position: i64, end: i64) -> tuple[i64, i64, i64]:
 def _read_requested(
     partitions: list[RequestedPartition], key: bytes, data: bytes, position: i64, end: i64, version: i16
 ) -> i64:
-    """Reads one partition of the topic ``key``, and appends it; returns the position after it."""
+    """Reads one partition of the topic ``key``, and appends it. Returns the position after it."""
     leader_epoch: i64 = -1
     last_fetched_epoch: i64 = -1
     log_start_offset: i64 = -1
@@ -379,7 +379,7 @@ def _read_requested_tags(data: bytes, position: i64, end: i64) -> tuple[i64, i64
 
 
 def write_request(request: FetchRequest) -> bytes:
-    """Writes the body of a request. Partitions of one topic that follow each other share its key."""
+    """Encodes the body of a request. Adjacent partitions of a topic share its key."""
     version = request.version
     flexible = version >= FLEXIBLE
     out = BytesWriter()
@@ -482,7 +482,7 @@ def write_fetched(
     preferred_replica: i32,
     records_bytes: i64,
 ) -> None:
-    """Writes one partition of a response up to its records, of which ``records_bytes`` have to follow."""
+    """Writes one partition of a response up to its ``records_bytes`` of records, which follow."""
     flexible = version >= FLEXIBLE
     write_i32_be(out, index)
     write_i16_be(out, error)
@@ -504,7 +504,7 @@ def write_fetched(
 
 
 def write_fetched_tags(out: BytesWriter, diverging_epoch: i64, diverging_end: i64) -> None:
-    """Writes what follows the records from version 12 on; an end of -1: the logs do not diverge."""
+    """Writes the fields after the records, from version 12 on. An end of -1: the logs do not diverge."""
     if diverging_end < 0:
         out.append(0)
         return
@@ -520,7 +520,7 @@ def write_fetched_tags(out: BytesWriter, diverging_epoch: i64, diverging_end: i6
 
 
 class FetchedPartition:
-    """One partition of a response. Its records are ``data[start:end]``, and may end in part of a batch."""
+    """One partition of a response. Its records are ``data[start:end]``, and may end within a batch."""
 
     def __init__(self, key: bytes, index: i32, data: bytes) -> None:
         self.key = key
@@ -532,16 +532,16 @@ class FetchedPartition:
         self.last_stable_offset: i64 = -1
         self.log_start_offset: i64 = -1
         self.aborted: list[tuple[int, int]] | None = None
-        """Producer id and first offset of the aborted transactions among the records; None without any."""
+        """Producer id and first offset of the aborted transactions of the records; None without any."""
         self.preferred_replica: i32 = -1
         self.start: i64 = 0
         self.end: i64 = 0
         self.diverging_epoch: i64 = -1
         self.diverging_end: i64 = -1
-        """The end of that epoch in the leader's log; -1 unless a follower's log diverges."""
+        """The end offset of ``diverging_epoch`` in the leader's log; -1: the logs do not diverge."""
 
     def records(self) -> bytes:
-        """Returns a copy of the batches alone."""
+        """Returns a copy of the records."""
         return self.data[self.start : self.end]
 
 
@@ -558,7 +558,7 @@ class FetchResponse:
 def read_response(data: bytes, position: i64, end: i64, version: i16, items_max: i64) -> FetchResponse:
     """Reads the response whose body is ``data[position:end]``.
 
-    Raises ProtocolError when it is none, or has more than ``items_max`` topics or partitions.
+    Raises ProtocolError if it is invalid, or has more than ``items_max`` topics or partitions.
     """
     try:
         return _read_response(data, position, end, version, items_max)
@@ -598,7 +598,7 @@ def _read_response(data: bytes, position: i64, end: i64, version: i16, items_max
 
 
 def _read_fetched(fetched: FetchedPartition, data: bytes, position: i64, end: i64, version: i16) -> i64:
-    """Reads what follows the index of a partition; returns the position after it."""
+    """Reads the fields after the index of a partition. Returns the position after them."""
     flexible = version >= FLEXIBLE
     fetched.error = i64(read_i16_be(data, position))
     fetched.high_watermark = read_i64_be(data, position + 2)

@@ -121,7 +121,7 @@ async def _wait(broker: Broker, context: RequestContext, deletions: list[Deletio
     for directory in directories:
         # Without the checkpoint, the records would return after a crash of this broker, which leads.
         checkpoints = broker.replica_manager.checkpoints
-        directories[directory] = await slices.wait_for(checkpoints.log_starts_in([directory]))
+        directories[directory] = await slices.wait_for(checkpoints.write_log_starts_in([directory]))
     for some in slices_of(pending):
         await slices.wait_for(asyncio.wait(some, timeout=max(until - clock.monotonic(), 0.0)))
     async for deletion in slices.over(deletions):

@@ -20,7 +20,7 @@ AUTHORIZER_OPTIONS: Final = frozenset({SUPER_USERS, ALLOW_WITHOUT_ACL})
 """Keys of Kafka's authorizer. Kafka's broker does not define them; it passes them to the authorizer."""
 
 NEXT_STEP: Final = (
-    "Remove the key to run a broker that is open to everybody who can reach its port, on a network that you "
+    "Remove the key to run a broker that is open to every host that reaches its port, on a network that you "
     "trust; until access control is served, keep a cluster that needs it on Apache Kafka"
 )
 
@@ -37,7 +37,7 @@ def check_access(settings: Mapping[str, Setting], options: Mapping[str, Setting]
 
 
 def _unserved_feature(name: str, text: str) -> str:
-    """Returns which feature a setting asks for that is not served; empty where it asks for none."""
+    """Returns the feature that a setting requires and that is not served; empty without one."""
     if name == AUTHORIZER and text:
         return "access lists are not served yet, so this authorizer would decide nothing"
     if name == SUPER_USERS and text:

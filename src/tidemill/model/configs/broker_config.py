@@ -70,7 +70,7 @@ class BrokerConfig(SourcedConfig):
         """Reads file, environment and ``key=value`` sets. Raises ConfigError at the first invalid value.
 
         The variable ``TIDEMILL_LOG_DIRS`` sets ``log.dirs``; an empty variable counts as not set. ``options``
-        are sets that another option stands for, as ``("-d", "log.dirs=/some/dir")``.
+        are the sets of other options, as ``("-d", "log.dirs=/some/dir")``.
         """
         gathered = Gathered()
         if file is not None:

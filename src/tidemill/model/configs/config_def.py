@@ -49,9 +49,9 @@ class Key:
     separated by commas (``1..``, ``0..1``, ``-1,1..9``). Texts and list members: choices separated by bars
     (``compact|delete``); a leading ``~`` makes the choices case-insensitive.
 
-    ``spellings`` has other spellings of values, by their lower case, with the value that each stands for.
-    ``convert`` replaces the type for values that are Python objects: it gets name and value, and returns the
-    parsed value or raises ConfigError.
+    ``spellings`` has other spellings of values, by their lower case, with the value of each.
+    ``convert`` replaces the type for values that are Python objects: it receives name and value, and
+    returns the parsed value or raises ConfigError.
     """
 
     __slots__ = (

@@ -72,8 +72,8 @@ def _not_served(config: SourcedConfig, listeners: str, listener: Listener) -> Co
         given += f"{' and ' if given else ''}{MECHANISMS}={','.join(config.list(MECHANISMS))}"
     return ConfigError(
         f"listeners={listeners}: {asks}{f' ({given})' if given else ''}, which comes with a later version; "
-        "only PLAINTEXT listeners are served. Make it PLAINTEXT to run a broker that is open to everybody "
-        "who can reach its port, on a network that you trust; until TLS and SASL are served, keep a cluster "
+        "only PLAINTEXT listeners are served. Make it PLAINTEXT to run a broker that is open to every host "
+        "that reaches its port, on a network that you trust; until TLS and SASL are served, keep a cluster "
         f"that needs them on Apache Kafka ({config.provenance('listeners')})"
     )
 

@@ -239,7 +239,7 @@ NETWORK: tuple[Row, ...] = (
     ("sasl.oauthbearer.clock.skew.seconds", INT, 30, "", READ_ONLY, OAUTH,
      "Clock difference that is tolerated in tokens."),
     ("sasl.oauthbearer.expected.audience", LIST, (), "", READ_ONLY, OAUTH,
-     "Audiences, one of which a token must name."),
+     "Audiences; a token must name at least one of them."),
     ("sasl.oauthbearer.expected.issuer", STRING, None, "", READ_ONLY, OAUTH,
      "Issuer that a token must name."),
     ("sasl.oauthbearer.jwks.endpoint.refresh.ms", LONG, 3_600_000, "", READ_ONLY, OAUTH,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from typing import Any
 
-BLUE, TEAL, AMBER, RED, GREY, INK = "#2563eb", "#0d9488", "#d97706", "#dc2626", "#94a3b8", "#1e293b"
+BLUE, TEAL, AMBER, RED, INK = "#2563eb", "#0d9488", "#d97706", "#dc2626", "#1e293b"
 SERIES = (
     "#2563eb", "#0d9488", "#d97706", "#7c3aed", "#dc2626", "#0891b2", "#65a30d", "#db2777",
     "#4f46e5", "#ca8a04", "#059669", "#9333ea", "#ea580c", "#0284c7", "#b91c1c", "#64748b",

@@ -153,7 +153,7 @@ def check_publish(job: PublishJob, paths: Sequence[str], form: str = "csv") -> S
 def check_topics_to_load(options: SourceOptions, checkpoint: str) -> None:
     """Raises ConfigError for a topic that does not exist.
 
-    Does not check a load that continues: its own errors explain better what happened to its topics.
+    Does not check a load that continues: its own errors describe its topics better.
     """
     if not (Path(local_path(checkpoint)) / "offsets").exists():
         with open_cluster(_with_lookup_timeout(options.client)) as cluster:

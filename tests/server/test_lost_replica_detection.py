@@ -22,7 +22,7 @@ from tidemill.model.errors import StorageError
 from tidemill.model.system_interfaces import Files
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
-from tidemill.server.lost_replicas import report_lost_replicas
+from tidemill.server.lost_replica_detection import detect_lost_replicas
 
 NODE = 1
 NOW = 1_700_000_000_000
@@ -66,7 +66,7 @@ def disks(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_a_start_after_a_clean_shutdown_reports_nothing(disks: tuple[Path, Path]) -> None:
     fill(disks)
-    lost = report_lost_replicas(image_of([1, 2], [1, 2], [2, 1], [1]), NODE, opened(*disks))
+    lost = detect_lost_replicas(image_of([1, 2], [1, 2], [2, 1], [1]), NODE, opened(*disks))
     assert lost.is_none
 
 
@@ -74,7 +74,7 @@ def test_a_broker_without_logs_reports_all_replicas(
     disks: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     manager = opened(*disks)
-    assert report_lost_replicas(image_of([1, 2], [2, 3], [1]), NODE, manager) == LostReplicas(missing=True)
+    assert detect_lost_replicas(image_of([1, 2], [2, 3], [1]), NODE, manager) == LostReplicas(missing=True)
     assert manager.dirs.reported_missing == {TopicPartition("t", 0), TopicPartition("t", 2)}
     shared, only = caplog.messages
     assert "(t-0): they are reported as lost, and rebuilt from their leaders" in shared
@@ -87,7 +87,7 @@ def test_a_replaced_disk_reports_only_its_own_replicas(
     _, gone = fill(disks)
     shutil.rmtree(disks[1])
     manager = opened(*disks)
-    lost = report_lost_replicas(image_of([1, 2], [1, 2], [2, 1], [2, 1]), NODE, manager)
+    lost = detect_lost_replicas(image_of([1, 2], [1, 2], [2, 1], [2, 1]), NODE, manager)
     assert lost == LostReplicas({}, {"t": frozenset(gone)})
     assert f"2 replicas of this broker are in no data directory (t-{gone[0]}, t-{gone[1]})" in caplog.text
     # Only reported replicas are created again: the controller does not rely on them.
@@ -104,7 +104,7 @@ def test_does_not_report_the_only_replica_if_a_disk_may_be_unmounted(
     replicas = [[1], [1], [1], [1]]
     replicas[gone[0]] = [1, 2]
     manager = opened(*disks)
-    lost = report_lost_replicas(image_of(*replicas), NODE, manager)
+    lost = detect_lost_replicas(image_of(*replicas), NODE, manager)
     assert lost.missing == {"t": frozenset(gone[:1])}
 
 
@@ -113,13 +113,13 @@ def test_reports_no_missing_replicas_while_a_disk_has_failed(disks: tuple[Path, 
     manager = opened(*disks)
     manager.dirs.all[1].offline_reason = "an error of the disk"
     manager.logs.clear()
-    assert report_lost_replicas(image_of([1, 2], [1, 2]), NODE, manager).missing == {}
+    assert detect_lost_replicas(image_of([1, 2], [1, 2]), NODE, manager).missing == {}
 
 
 def test_the_log_of_a_deleted_topic_with_the_same_name_is_a_missing_replica(disks: tuple[Path, Path]) -> None:
     fill(disks)
     anew = image_of([1, 2], [1, 2], [2, 3], [2, 3], topic_id=bytes(range(50, 66)))
-    lost = report_lost_replicas(anew, NODE, opened(*disks))
+    lost = detect_lost_replicas(anew, NODE, opened(*disks))
     assert lost.missing == {"t": frozenset({0, 1})}
 
 
@@ -128,9 +128,9 @@ def test_finds_the_logs_of_deleted_topics(disks: tuple[Path, Path]) -> None:
     manager = opened(*disks)
     problem = NodeFormatError("/brokers/topics/t", b"{", "no JSON")
     for image in (image_of([1, 2], [1, 2]), ClusterImage(unreadable={(TOPIC, "t"): problem})):
-        report_lost_replicas(image, NODE, manager)
+        detect_lost_replicas(image, NODE, manager)
         assert manager.dirs.of_deleted_topics == frozenset()
-    report_lost_replicas(ClusterImage(), NODE, manager)
+    detect_lost_replicas(ClusterImage(), NODE, manager)
     assert manager.dirs.of_deleted_topics == {TopicPartition("t", number) for number in range(4)}
 
 
@@ -141,7 +141,7 @@ def test_a_topic_created_again_starts_empty_on_a_returned_disk(
     _, former = fill(disks)
     manager = opened(*disks)
     manager.dirs.all[1].is_outdated = True
-    lost = report_lost_replicas(image_of([1], [1], [1], [1]), NODE, manager)
+    lost = detect_lost_replicas(image_of([1], [1], [1], [1]), NODE, manager)
     assert lost.missing == {"t": frozenset(former)}
     assert all(manager.dirs.may_rebuild(TopicPartition("t", number)) for number in former)
 
@@ -152,7 +152,7 @@ def test_reports_unsynced_replicas_only_of_the_disk_without_a_clean_shutdown(
     kept, unsynced = fill(disks)
     manager = opened(*disks)
     manager.dirs.all[1].may_have_lost = True
-    lost = report_lost_replicas(image_of([1, 2], [1, 2], [1, 2], [1, 2]), NODE, manager)
+    lost = detect_lost_replicas(image_of([1, 2], [1, 2], [1, 2], [1, 2]), NODE, manager)
     assert lost == LostReplicas({"t": frozenset(unsynced)}, {})
     assert not any(lost.is_lost("t", number) for number in kept)
     assert NOTHING_LOST.is_none
@@ -171,7 +171,7 @@ def killed_after(path: Path, count: int) -> Path:
 
 
 def reported_after(path: Path) -> bool:
-    return report_lost_replicas(image_of([1, 2]), NODE, opened(path)).is_lost("t", 0)
+    return detect_lost_replicas(image_of([1, 2]), NODE, opened(path)).is_lost("t", 0)
 
 
 def test_a_partial_last_write_after_a_kill_is_not_reported(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_later_starts_report_a_loss_until_the_controller_has_processed_it(
         os.truncate(file, file.stat().st_size // 3)
     for _ in range(2):
         manager = opened(tmp_path / "d")
-        assert report_lost_replicas(image_of([1, 2]), NODE, manager).is_lost("t", 0)
+        assert detect_lost_replicas(image_of([1, 2]), NODE, manager).is_lost("t", 0)
         if stop == "in order":
             assert manager.close(NOW, {TopicPartition("t", 0): 0}) == []
         else:
@@ -256,4 +256,4 @@ def test_a_start_that_cannot_record_a_loss_changes_nothing(damage: str) -> None:
     assert files.list("/d/t-0") == before
     files.kill()
     again = opened_on(files)
-    assert report_lost_replicas(image_of([1, 2]), NODE, again).is_lost("t", 0)
+    assert detect_lost_replicas(image_of([1, 2]), NODE, again).is_lost("t", 0)

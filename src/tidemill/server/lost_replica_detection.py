@@ -16,7 +16,7 @@ NAMED_MAX = 5
 """The maximum number of partitions in the log line about missing logs."""
 
 
-def report_lost_replicas(image: ClusterImage, node_id: int, logs: LogManager) -> LostReplicas:
+def detect_lost_replicas(image: ClusterImage, node_id: int, logs: LogManager) -> LostReplicas:
     """The lost replicas of broker ``node_id``. ``logs`` are loaded; ``image`` is from before the
     registration.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from async_tests import pytest_pyfunc_call  # noqa: F401
 from second_tries import pytest_collection_modifyitems, pytest_unconfigure  # noqa: F401
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 from tidemill.testing.zookeeper import ZooKeeper

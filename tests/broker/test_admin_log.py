@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from test_handlers_moves import PREFERRED, brokers_in
-from test_handlers_topics import BROKER, LOGGER, SET, TOPIC, broker_in, metadata_of, new_topics, run
+from test_handlers_topics import BROKER, LOGGER, SET, TOPIC, broker_in, metadata_of, new_topics
 
 from tidemill.broker import admin_log, auto_topic_creation
 from tidemill.broker.request_context import RequestContext
@@ -54,160 +54,139 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return found
 
 
-def test_created_grown_and_deleted_topics_are_logged_with_the_requester(
+async def test_created_grown_and_deleted_topics_are_logged_with_the_requester(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
-        async with broker_in(tmp_path) as broker:
-            await broker.ask(new_topics("a", "b", count=2, retention_ms="1000"), 5)
-            assert lines(caplog) == [
-                "topics created: a with 2 partitions of 1 replicas, retention.ms=1000; "
-                f"b with 2 partitions of 1 replicas, retention.ms=1000 {BY}"
-            ]
-            await broker.ask(new_topics("a"), 5)
-            await broker.ask(new_topics("c", validate_only=True), 5)
-            assert lines(caplog) == [], "nothing was changed"
-            growth = CreatePartitionsTopic(name="a", count=5, assignments=None)
-            await broker.ask(CreatePartitionsRequest(topics=[growth], timeout_ms=5000), 2)
-            assert lines(caplog) == [f"partitions added: a has 5 partitions {BY}"]
-            await broker.ask(DeleteTopicsRequest(topic_names=["a", "none"], timeout_ms=5000), 5)
-            assert lines(caplog) == [f"topics deleted: a {BY}"]
-            await broker.ask(metadata_of("made", create=True), 9)
-            assert lines(caplog) == [f"topics created because a client requested their metadata: made {BY}"]
-
-    run(story())
+    async with broker_in(tmp_path) as broker:
+        await broker.ask(new_topics("a", "b", count=2, retention_ms="1000"), 5)
+        assert lines(caplog) == [
+            "topics created: a with 2 partitions of 1 replicas, retention.ms=1000; "
+            f"b with 2 partitions of 1 replicas, retention.ms=1000 {BY}"
+        ]
+        await broker.ask(new_topics("a"), 5)
+        await broker.ask(new_topics("c", validate_only=True), 5)
+        assert lines(caplog) == [], "nothing was changed"
+        growth = CreatePartitionsTopic(name="a", count=5, assignments=None)
+        await broker.ask(CreatePartitionsRequest(topics=[growth], timeout_ms=5000), 2)
+        assert lines(caplog) == [f"partitions added: a has 5 partitions {BY}"]
+        await broker.ask(DeleteTopicsRequest(topic_names=["a", "none"], timeout_ms=5000), 5)
+        assert lines(caplog) == [f"topics deleted: a {BY}"]
+        await broker.ask(metadata_of("made", create=True), 9)
+        assert lines(caplog) == [f"topics created because a client requested their metadata: made {BY}"]
 
 
-def test_a_topic_requested_by_many_clients_is_logged_as_created_once(
+async def test_a_topic_requested_by_many_clients_is_logged_as_created_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
-        async with broker_in(tmp_path) as broker:
-            await asyncio.gather(*(broker.ask(metadata_of("made", create=True), 9) for _ in range(20)))
-            assert lines(caplog) == [f"topics created because a client requested their metadata: made {BY}"]
-
-    run(story())
+    async with broker_in(tmp_path) as broker:
+        await asyncio.gather(*(broker.ask(metadata_of("made", create=True), 9) for _ in range(20)))
+        assert lines(caplog) == [f"topics created because a client requested their metadata: made {BY}"]
 
 
-def test_a_topic_that_is_still_being_deleted_is_not_logged_as_created(
+async def test_a_topic_that_is_still_being_deleted_is_not_logged_as_created(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auto_topic_creation, "METADATA_WAIT_S_MAX", 0.05)
 
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have([7, 1])  # Broker 1 has not deleted its replica.
-            await brokers.asked.ask(DeleteTopicsRequest(topic_names=["t"], timeout_ms=5000), 5)
-            lines(caplog)
-            response = await brokers.asked.ask(metadata_of("t", create=True), 9)
-            assert response.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            assert lines(caplog) == []
-
-    run(story())
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have([7, 1])  # Broker 1 has not deleted its replica.
+        await brokers.asked.ask(DeleteTopicsRequest(topic_names=["t"], timeout_ms=5000), 5)
+        lines(caplog)
+        response = await brokers.asked.ask(metadata_of("t", create=True), 9)
+        assert response.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert lines(caplog) == []
 
 
-def test_altered_settings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_altered_settings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def incremental(kind: int, name: str, *changes: tuple[str, int, str | None]) -> Any:
         configs = [AlterableConfig(name=one, config_operation=how, value=to) for one, how, to in changes]
         resource = AlterConfigsResource(resource_type=kind, resource_name=name, configs=configs)
         return IncrementalAlterConfigsRequest(resources=[resource], validate_only=False)
 
-    async def story() -> None:
-        async with broker_in(tmp_path) as broker:
-            await broker.ask(new_topics("t"), 5)
-            lines(caplog)
-            await broker.ask(
-                incremental(TOPIC, "t", ("retention.ms", SET, "5000"), ("max.message.bytes", DELETE, None)), 1
-            )
-            assert lines(caplog) == [
-                "settings altered: topic t: retention.ms set to 5000, max.message.bytes reset " + BY
-            ]
-            await broker.ask(incremental(BROKER, "", ("log.retention.ms", SET, "9000")), 1)
-            assert lines(caplog) == [f"settings altered: broker defaults: log.retention.ms set to 9000 {BY}"]
-            await broker.ask(incremental(LOGGER, "7", ("tidemill.admin", SET, "INFO")), 1)
-            assert lines(caplog) == [f"settings altered: broker_logger 7: tidemill.admin set to INFO {BY}"]
-            await broker.ask(incremental(TOPIC, "t", ("retention.ms", SET, "soon")), 1)
-            assert lines(caplog) == [], "it was refused"
-            replaced = ReplacedResource(
-                resource_type=TOPIC,
-                resource_name="t",
-                configs=[ReplacedConfig(name="retention.ms", value="7000")],
-            )
-            await broker.ask(AlterConfigsRequest(resources=[replaced], validate_only=False), 1)
-            assert lines(caplog) == [f"settings altered: topic t: all replaced by 1, retention.ms=7000 {BY}"]
-
-    run(story())
+    async with broker_in(tmp_path) as broker:
+        await broker.ask(new_topics("t"), 5)
+        lines(caplog)
+        await broker.ask(
+            incremental(TOPIC, "t", ("retention.ms", SET, "5000"), ("max.message.bytes", DELETE, None)), 1
+        )
+        assert lines(caplog) == [
+            "settings altered: topic t: retention.ms set to 5000, max.message.bytes reset " + BY
+        ]
+        await broker.ask(incremental(BROKER, "", ("log.retention.ms", SET, "9000")), 1)
+        assert lines(caplog) == [f"settings altered: broker defaults: log.retention.ms set to 9000 {BY}"]
+        await broker.ask(incremental(LOGGER, "7", ("tidemill.admin", SET, "INFO")), 1)
+        assert lines(caplog) == [f"settings altered: broker_logger 7: tidemill.admin set to INFO {BY}"]
+        await broker.ask(incremental(TOPIC, "t", ("retention.ms", SET, "soon")), 1)
+        assert lines(caplog) == [], "it was refused"
+        replaced = ReplacedResource(
+            resource_type=TOPIC,
+            resource_name="t",
+            configs=[ReplacedConfig(name="retention.ms", value="7000")],
+        )
+        await broker.ask(AlterConfigsRequest(resources=[replaced], validate_only=False), 1)
+        assert lines(caplog) == [f"settings altered: topic t: all replaced by 1, retention.ms=7000 {BY}"]
 
 
-def test_reassignments_are_logged_when_they_start_end_and_are_cancelled(
+async def test_reassignments_are_logged_when_they_start_end_and_are_cancelled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have([7, 1], [7, 1])
-            lines(caplog)
-            assert await brokers.alter({0: [7, 2], 1: [7, 3]}) == {0: 0, 1: 0}
-            assert lines(caplog) == [f"reassignments started: t-0 to [7, 2]; t-1 to [7, 3] {BY}"]
-            assert await brokers.alter({1: None}) == {1: 0}
-            assert "reassignments done" not in caplog.text
-            assert lines(caplog) == [f"reassignments cancelled: t-1 {BY}"]
-            await brokers.in_sync(7, 1, 2)
-            assert "reassignments done: t-0 to [7, 2]" in caplog.messages
-            caplog.clear()
-            wishes = ReassignmentNode.encode({TopicPartition("t", 0): [7, 3]})
-            await brokers.store.transact([Create(ReassignmentNode.path, wishes)])
-            await brokers.controller.reassignments.apply_requested_reassignments()
-            assert f"reassignments started by {ReassignmentNode.path}: t-0 to [7, 3]" in caplog.messages
-            assert "(by " not in caplog.text, "the requester is not known"
-
-    run(story())
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have([7, 1], [7, 1])
+        lines(caplog)
+        assert await brokers.alter({0: [7, 2], 1: [7, 3]}) == {0: 0, 1: 0}
+        assert lines(caplog) == [f"reassignments started: t-0 to [7, 2]; t-1 to [7, 3] {BY}"]
+        assert await brokers.alter({1: None}) == {1: 0}
+        assert "reassignments done" not in caplog.text
+        assert lines(caplog) == [f"reassignments cancelled: t-1 {BY}"]
+        await brokers.in_sync(7, 1, 2)
+        assert "reassignments done: t-0 to [7, 2]" in caplog.messages
+        caplog.clear()
+        wishes = ReassignmentNode.encode({TopicPartition("t", 0): [7, 3]})
+        await brokers.store.transact([Create(ReassignmentNode.path, wishes)])
+        await brokers.controller.reassignments.apply_requested_reassignments()
+        assert f"reassignments started by {ReassignmentNode.path}: t-0 to [7, 3]" in caplog.messages
+        assert "(by " not in caplog.text, "the requester is not known"
 
 
-def test_a_reassignment_that_ends_at_once_is_logged_as_started_before_it_is_logged_as_done(
+async def test_a_reassignment_that_ends_at_once_is_logged_as_started_before_it_is_logged_as_done(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have([7, 1, 2])
-            lines(caplog)
-            assert await brokers.alter({0: [7, 1]}) == {0: 0}
-            assert lines(caplog) == [
-                f"reassignments started: t-0 to [7, 1] {BY}",
-                "reassignments done: t-0 to [7, 1]",
-            ]
-            wishes = ReassignmentNode.encode({TopicPartition("t", 0): [7]})
-            await brokers.store.transact([Create(ReassignmentNode.path, wishes)])
-            await brokers.controller.reassignments.apply_requested_reassignments()
-            assert lines(caplog) == [
-                f"reassignments started by {ReassignmentNode.path}: t-0 to [7]",
-                "reassignments done: t-0 to [7]",
-            ]
-
-    run(story())
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have([7, 1, 2])
+        lines(caplog)
+        assert await brokers.alter({0: [7, 1]}) == {0: 0}
+        assert lines(caplog) == [
+            f"reassignments started: t-0 to [7, 1] {BY}",
+            "reassignments done: t-0 to [7, 1]",
+        ]
+        wishes = ReassignmentNode.encode({TopicPartition("t", 0): [7]})
+        await brokers.store.transact([Create(ReassignmentNode.path, wishes)])
+        await brokers.controller.reassignments.apply_requested_reassignments()
+        assert lines(caplog) == [
+            f"reassignments started by {ReassignmentNode.path}: t-0 to [7]",
+            "reassignments done: t-0 to [7]",
+        ]
 
 
-def test_requested_elections_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have([1, 7], [7, 1])
-            await brokers.go(1)
-            await brokers.come(1)
-            await brokers.in_sync(7, 1)
-            lines(caplog)
-            asked = await brokers.elect(2, PREFERRED, [0, 1])
-            assert asked == {0: 0, 1: ErrorCode.ELECTION_NOT_NEEDED}
-            assert lines(caplog) == [f"preferred elections done: t-0 {BY}"]
-            await brokers.go(1)
-            await brokers.come(1)
-            await brokers.in_sync(7, 1)
-            node = PartitionListNode.encode([TopicPartition("t", 0)])
-            await brokers.store.transact([Create(PartitionListNode.election_path, node)])
-            caplog.clear()
-            await brokers.controller.leader_elections.run_requested_elections()
-            text = f"preferred elections done, requested by {PartitionListNode.election_path}: t-0"
-            assert text in caplog.messages
-
-    run(story())
+async def test_requested_elections_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have([1, 7], [7, 1])
+        await brokers.go(1)
+        await brokers.come(1)
+        await brokers.in_sync(7, 1)
+        lines(caplog)
+        asked = await brokers.elect(2, PREFERRED, [0, 1])
+        assert asked == {0: 0, 1: ErrorCode.ELECTION_NOT_NEEDED}
+        assert lines(caplog) == [f"preferred elections done: t-0 {BY}"]
+        await brokers.go(1)
+        await brokers.come(1)
+        await brokers.in_sync(7, 1)
+        node = PartitionListNode.encode([TopicPartition("t", 0)])
+        await brokers.store.transact([Create(PartitionListNode.election_path, node)])
+        caplog.clear()
+        await brokers.controller.leader_elections.run_requested_elections()
+        text = f"preferred elections done, requested by {PartitionListNode.election_path}: t-0"
+        assert text in caplog.messages
 
 
 def test_long_client_ids_and_topic_names_are_shortened(caplog: pytest.LogCaptureFixture) -> None:

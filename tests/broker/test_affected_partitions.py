@@ -163,29 +163,26 @@ def test_broker_defaults_reconfigure_only_topics_that_depend_on_them() -> None:
     assert reconfigured({"log_retention_ms": 1000}, {}, *topics) == ["plain", "unreadable", "another"]
 
 
-def test_broker_defaults_are_applied_in_slices() -> None:
+async def test_broker_defaults_are_applied_in_slices() -> None:
     names = [f"t{number}" for number in range(1000)]
     reached: list[tuple[str, int]] = []
 
-    async def change() -> None:
-        this = server(
-            BrokerConfig.of(log_retention_ms=1000),
-            [topic(name, [1]) for name in names],
-            lambda name, config: reached.append((name, config.retention_ms)),
-        )
-        work = asyncio.create_task(BrokerServer._reconfigure_topics(this, BrokerConfig.of()))
-        last = 0
-        while not work.done():
-            assert len(reached) - last <= STEPS_PER_SLICE
-            last = len(reached)
-            if last >= 100:
-                # A topic gets its own setting during the loop.
-                this.broker.metadata_cache.image = image_of(
-                    *(topic(name, [1], **{"retention_ms": "5"} if name == "t900" else {}) for name in names)
-                )
-            await asyncio.sleep(0)
-
-    asyncio.run(change())
+    this = server(
+        BrokerConfig.of(log_retention_ms=1000),
+        [topic(name, [1]) for name in names],
+        lambda name, config: reached.append((name, config.retention_ms)),
+    )
+    work = asyncio.create_task(BrokerServer._reconfigure_topics(this, BrokerConfig.of()))
+    last = 0
+    while not work.done():
+        assert len(reached) - last <= STEPS_PER_SLICE
+        last = len(reached)
+        if last >= 100:
+            # A topic gets its own setting during the loop.
+            this.broker.metadata_cache.image = image_of(
+                *(topic(name, [1], **{"retention_ms": "5"} if name == "t900" else {}) for name in names)
+            )
+        await asyncio.sleep(0)
     assert reached == [(name, 1000) for name in names if name != "t900"]
 
 

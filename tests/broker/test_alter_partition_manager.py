@@ -152,38 +152,33 @@ def test_isr_members_have_the_broker_epochs_of_their_fetches() -> None:
 
 
 def test_a_repeated_request_has_the_broker_epochs_of_the_submission() -> None:
-    def comes_back_with_nothing(partition: Partition) -> None:
+    def restarts_empty(partition: Partition) -> None:
         assert partition.fetched_by(FOLLOWER, 0, 0, 1, CURRENT_EPOCH)
 
-    _, controller = run_leader(LOST, ErrorCode.INELIGIBLE_REPLICA, then=comes_back_with_nothing)
+    _, controller = run_leader(LOST, ErrorCode.INELIGIBLE_REPLICA, then=restarts_empty)
     assert [members(request)[1] for request in controller.requests] == [(FOLLOWER, FORMER_EPOCH)] * 2
 
 
-def test_the_next_fetch_after_a_rejection_submits_the_current_broker_epoch() -> None:
+async def test_the_next_fetch_after_a_rejection_submits_the_current_broker_epoch() -> None:
     logs = Logs(LEADER)
     (partition,) = logs.partitions
     controller = Controller(ErrorCode.INELIGIBLE_REPLICA, ErrorCode.INELIGIBLE_REPLICA, [LEADER, FOLLOWER])
 
-    async def run() -> None:
-        other_controller: Any = SimpleNamespace(is_active=False)
-        parts: Any = Parts()
-        channel: Any = controller
-        manager = AlterPartitionManager(
-            LEADER, parts, other_controller, channel, broker_epoch=lambda: OWN_EPOCH
-        )
-        logs.events.isr_requested = manager.submit  # type: ignore[assignment]
-        partition.apply_state(LEADER, 3, (LEADER, FOLLOWER), (LEADER,), partition_epoch=5, now_ms=0)
-        async with asyncio.timeout(10):
-            for epoch in (FORMER_EPOCH, CURRENT_EPOCH, CURRENT_EPOCH):
-                left = len(controller.responses)
-                assert partition.fetched_by(FOLLOWER, 0, 0, 1, epoch)
-                while len(controller.responses) == left:
-                    assert partition.isr == (LEADER,)
-                    await asyncio.sleep(0.001)
-        await asyncio.sleep(0)
-        manager.stop()
-
-    asyncio.run(run())
+    other_controller: Any = SimpleNamespace(is_active=False)
+    parts: Any = Parts()
+    channel: Any = controller
+    manager = AlterPartitionManager(LEADER, parts, other_controller, channel, broker_epoch=lambda: OWN_EPOCH)
+    logs.events.isr_requested = manager.submit  # type: ignore[assignment]
+    partition.apply_state(LEADER, 3, (LEADER, FOLLOWER), (LEADER,), partition_epoch=5, now_ms=0)
+    async with asyncio.timeout(10):
+        for epoch in (FORMER_EPOCH, CURRENT_EPOCH, CURRENT_EPOCH):
+            left = len(controller.responses)
+            assert partition.fetched_by(FOLLOWER, 0, 0, 1, epoch)
+            while len(controller.responses) == left:
+                assert partition.isr == (LEADER,)
+                await asyncio.sleep(0.001)
+    await asyncio.sleep(0)
+    manager.stop()
     assert partition.isr == (LEADER, FOLLOWER)
     assert [members(request)[1][1] for request in controller.requests] == [
         FORMER_EPOCH,

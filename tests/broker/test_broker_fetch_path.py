@@ -318,7 +318,9 @@ BIGGEST, LEAST = 0x7FFFFFFF, -0x80000000
 @pytest.mark.parametrize("part_bytes", [BIGGEST, 0, -1, LEAST])
 @pytest.mark.parametrize("bytes_min", [BIGGEST, 0, LEAST])
 @pytest.mark.parametrize("version", [4, 11, 17])
-def test_extreme_limits(bench: Bench, version: int, bytes_max: int, part_bytes: int, bytes_min: int) -> None:
+def test_extreme_limits_of_a_fetch_are_accepted(
+    bench: Bench, version: int, bytes_max: int, part_bytes: int, bytes_min: int
+) -> None:
     client = bench.client()
     client.append(b"one")
     client.append(b"two")

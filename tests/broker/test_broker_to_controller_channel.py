@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -61,16 +62,14 @@ class Brokers:
         return link
 
 
-def run_with_channel(brokers: Brokers, story: Callable[[BrokerToControllerChannel], Awaitable[None]]) -> None:
-    async def run() -> None:
-        channel = BrokerToControllerChannel(OWN, brokers.connect, lambda broker: None)
-        try:
-            async with asyncio.timeout(10):
-                await story(channel)
-        finally:
-            channel.stop()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def channel_to(brokers: Brokers) -> AsyncIterator[BrokerToControllerChannel]:
+    channel = BrokerToControllerChannel(OWN, brokers.connect, lambda broker: None)
+    try:
+        async with asyncio.timeout(10):
+            yield channel
+    finally:
+        channel.stop()
 
 
 async def send(channel: BrokerToControllerChannel) -> Any:
@@ -82,57 +81,51 @@ def message_of(problem: pytest.ExceptionInfo[KafkaError]) -> str:
     return str(problem.value)
 
 
-def test_a_request_is_sent_to_the_current_controller() -> None:
+async def test_a_request_is_sent_to_the_current_controller() -> None:
     brokers = Brokers()
 
-    async def story(channel: BrokerToControllerChannel) -> None:
+    async with channel_to(brokers) as channel:
         channel.set_controller(FIRST)
         assert await send(channel) == FIRST
         channel.set_controller(SECOND)
         assert brokers.connections[0].is_closed
         assert await send(channel) == SECOND
 
-    run_with_channel(brokers, story)
 
-
-def test_a_closed_connection_is_replaced() -> None:
+async def test_a_closed_connection_is_replaced() -> None:
     brokers = Brokers()
 
-    async def story(channel: BrokerToControllerChannel) -> None:
+    async with channel_to(brokers) as channel:
         channel.set_controller(FIRST)
         assert await send(channel) == FIRST
         brokers.connections[0].close("it broke")
         assert await send(channel) == FIRST
-
-    run_with_channel(brokers, story)
     assert len(brokers.connections) == 2
 
 
-def test_the_controller_and_a_broker_without_a_controller_send_no_request() -> None:
-    async def story(channel: BrokerToControllerChannel) -> None:
+async def test_the_controller_and_a_broker_without_a_controller_send_no_request() -> None:
+    async with channel_to(Brokers()) as channel:
         for controller in (-1, OWN):
             channel.set_controller(controller)
             with pytest.raises(KafkaError) as problem:
                 await send(channel)
             assert "this broker knows no other broker as the controller" in message_of(problem)
 
-    run_with_channel(Brokers(), story)
 
-
-def test_a_request_fails_if_the_controller_accepts_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_fails_if_the_controller_accepts_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(broker_to_controller_channel, "CONNECTION_WAIT_S_MAX", 0.01)
 
-    async def story(channel: BrokerToControllerChannel) -> None:
+    async with channel_to(Brokers(FIRST)) as channel:
         channel.set_controller(FIRST)
         with pytest.raises(KafkaError) as problem:
             await send(channel)
         assert "broker 2 has not accepted a connection within 0.01 s" in message_of(problem)
 
-    run_with_channel(Brokers(FIRST), story)
 
-
-def test_a_request_fails_if_the_controller_is_replaced_before_the_response() -> None:
-    async def story(channel: BrokerToControllerChannel) -> None:
+async def test_a_request_fails_if_the_controller_is_replaced_before_the_response() -> None:
+    async with channel_to(Brokers(FIRST)) as channel:
         channel.set_controller(FIRST)
         waiting = asyncio.create_task(send(channel))
         await asyncio.sleep(0)
@@ -141,16 +134,12 @@ def test_a_request_fails_if_the_controller_is_replaced_before_the_response() -> 
             await waiting
         assert "another broker has become the controller" in message_of(problem)
 
-    run_with_channel(Brokers(FIRST), story)
 
-
-def test_a_cancelled_request_raises_cancelled_error() -> None:
-    async def story(channel: BrokerToControllerChannel) -> None:
+async def test_a_cancelled_request_raises_cancelled_error() -> None:
+    async with channel_to(Brokers(FIRST)) as channel:
         channel.set_controller(FIRST)
         waiting = asyncio.create_task(send(channel))
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-
-    run_with_channel(Brokers(FIRST), story)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -175,100 +176,85 @@ def batch_of(delta: Delta) -> ControllerRequestBatch:
     return batch
 
 
-def run_with_channel(
-    peer: Peer, test: Callable[[ControllerChannel, RecordingListener], Awaitable[None]]
-) -> None:
-    async def run() -> None:
-        listener = RecordingListener()
-        channel = ControllerChannel(BROKERS[OTHER], "PLAINTEXT", peer.connect, listener, 10.0)
-        try:
-            async with asyncio.timeout(10):
-                await test(channel, listener)
-        finally:
-            channel.stop()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def channel_to(peer: Peer) -> AsyncIterator[tuple[ControllerChannel, RecordingListener]]:
+    listener = RecordingListener()
+    channel = ControllerChannel(BROKERS[OTHER], "PLAINTEXT", peer.connect, listener, 10.0)
+    try:
+        async with asyncio.timeout(10):
+            yield channel, listener
+    finally:
+        channel.stop()
 
 
-def test_acknowledged_stops_are_not_repeated_for_a_recreated_topic() -> None:
+async def test_acknowledged_stops_are_not_repeated_for_a_recreated_topic() -> None:
     first, second = topic(b"1"), topic(b"2")
     peer = Peer(2)
 
-    async def story(channel: ControllerChannel, listener: RecordingListener) -> None:
+    async with channel_to(peer) as (channel, listener):
         batch = batch_of(Delta(image(first), image(), deleted=[first]))
         batch.add(batch_of(Delta(image(), image(second), created=[second])))
         await channel.enqueue(batch)
         assert listener.deleted == [("t", b"1" * 16)]
-
-    run_with_channel(peer, story)
     stop, lead, update = ApiKey.STOP_REPLICA, ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA
     # The connection broke at UpdateMetadata, when the new topic may have had records already.
     assert peer.requests == [stop, lead, update, lead, update]
 
 
-def test_requests_refused_by_another_broker_at_the_address_are_sent_to_the_right_one() -> None:
+async def test_requests_refused_by_another_broker_at_the_address_are_sent_again() -> None:
     first = topic(b"1")
     peer = Peer()
     peer.strangers = 1
 
-    async def story(channel: ControllerChannel, listener: RecordingListener) -> None:
+    async with channel_to(peer) as (channel, listener):
         await channel.enqueue(batch_of(Delta(image(first), image(), deleted=[first])))
         assert listener.deleted == [("t", b"1" * 16)]
-
-    run_with_channel(peer, story)
     assert peer.connections == 2
     assert peer.requests == [ApiKey.STOP_REPLICA, ApiKey.STOP_REPLICA, ApiKey.UPDATE_METADATA]
 
 
-def test_another_broker_at_the_address_does_not_make_a_dead_broker_alive() -> None:
+async def test_another_broker_at_the_address_does_not_make_a_dead_broker_alive() -> None:
     peer = Peer()
     peer.refuses, peer.strangers = REFUSALS_OF_ENDED_BROKER, 2
 
-    async def story(channel: ControllerChannel, listener: RecordingListener) -> None:
+    async with channel_to(peer) as (channel, listener):
         made = topic(b"2")
         await channel.enqueue(batch_of(Delta(image(), image(made), created=[made])))
         assert listener.lives == [False, True]
-
-    run_with_channel(peer, story)
     stop = ApiKey.STOP_REPLICA  # Without replicas: the response shows the registration of the broker.
     assert peer.requests == [stop, stop, stop, ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA]
 
 
-def test_a_channel_that_ends_during_the_check_of_the_registration_closes_its_connection() -> None:
-    async def story() -> None:
-        peer = Peer()
-        peer.refuses = REFUSALS_OF_ENDED_BROKER
-        asked = asyncio.Event()
+async def test_a_channel_that_ends_during_the_check_of_the_registration_closes_its_connection() -> None:
+    peer = Peer()
+    peer.refuses = REFUSALS_OF_ENDED_BROKER
+    asked = asyncio.Event()
 
-        async def connect(to: BrokerImage) -> Link:
-            link = await peer.connect(to)
+    async def connect(to: BrokerImage) -> Link:
+        link = await peer.connect(to)
 
-            async def request(*request: Any) -> Any:
-                asked.set()
-                await asyncio.Event().wait()
+        async def request(*request: Any) -> Any:
+            asked.set()
+            await asyncio.Event().wait()
 
-            link.request = request  # type: ignore[method-assign]
-            return link
+        link.request = request  # type: ignore[method-assign]
+        return link
 
-        channel = ControllerChannel(BROKERS[OTHER], "PLAINTEXT", connect, RecordingListener(), 10.0)
-        async with asyncio.timeout(10):
-            await asked.wait()
-            channel.stop()
-            await asyncio.wait([channel._task])
-        assert peer.link.is_closed
-
-    asyncio.run(story())
+    channel = ControllerChannel(BROKERS[OTHER], "PLAINTEXT", connect, RecordingListener(), 10.0)
+    async with asyncio.timeout(10):
+        await asked.wait()
+        channel.stop()
+        await asyncio.wait([channel._task])
+    assert peer.link.is_closed
 
 
-def test_a_deletion_with_a_lost_response_is_sent_again() -> None:
+async def test_a_deletion_with_a_lost_response_is_sent_again() -> None:
     first = topic(b"1")
     peer = Peer(0)
 
-    async def story(channel: ControllerChannel, listener: RecordingListener) -> None:
+    async with channel_to(peer) as (channel, listener):
         await channel.enqueue(batch_of(Delta(image(first), image(), deleted=[first])))
         assert listener.deleted == [("t", b"1" * 16)]
-
-    run_with_channel(peer, story)
     assert peer.requests == [ApiKey.STOP_REPLICA, ApiKey.STOP_REPLICA, ApiKey.UPDATE_METADATA]
 
 
@@ -316,17 +302,15 @@ class Serving(Peer):
         return LeaderAndIsrResponse(error_code=0, partition_errors=[], topics=topics)
 
 
-def test_served_replicas_that_were_offline_are_reported() -> None:
+async def test_served_replicas_that_were_offline_are_reported() -> None:
     online = TopicImage("t", b"1" * 16, TWO, {})
     offline = TopicImage("t", b"1" * 16, tuple(one.with_offline(frozenset({OTHER})) for one in TWO), {})
 
-    async def story(channel: ControllerChannel, listener: RecordingListener) -> None:
+    async with channel_to(Serving()) as (channel, listener):
         await channel.enqueue(batch_of(Delta(image(), image(online), created=[online])))
         assert listener.served == []
         await channel.enqueue(batch_of(Delta(image(online), image(offline), changed=[(online, offline)])))
         assert listener.served == [(b"1" * 16, 0)]
-
-    run_with_channel(Serving(), story)
 
 
 TWO = (PartitionImage(0, OTHER, 0, [OTHER], [OTHER]), PartitionImage(1, OTHER, 0, [OTHER], [OTHER]))
@@ -337,24 +321,22 @@ async def until(is_so: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_a_failed_topic_deletion_is_retried_until_it_succeeds(
+async def test_a_failed_topic_deletion_is_retried_until_it_succeeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(controller_channel_manager, "STOP_RETRY_S", 0.001)
     first = TopicImage("t", b"1" * 16, TWO, {})
     peer = Refusing(2)
 
-    async def story(channel: ControllerChannel, listener: RecordingListener) -> None:
+    async with channel_to(peer) as (channel, listener):
         await channel.enqueue(batch_of(Delta(image(first), image(), deleted=[first])))
         assert listener.deleted == []
         await until(lambda: listener.deleted)
         assert listener.deleted == [("t", b"1" * 16)]
-
-    run_with_channel(peer, story)
     assert peer.stopped == [{0: True, 1: True}, {1: True}, {1: True}]
 
 
-def test_a_failed_deletion_is_not_retried_for_a_replica_that_is_assigned_again(
+async def test_a_failed_deletion_is_not_retried_for_a_replica_that_is_assigned_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(controller_channel_manager, "STOP_RETRY_S", 0.02)
@@ -363,7 +345,7 @@ def test_a_failed_deletion_is_not_retried_for_a_replica_that_is_assigned_again(
     away = TopicImage("t", b"1" * 16, tuple(moved), {})
     peer = Refusing(100)
 
-    async def story(channel: ControllerChannel, listener: RecordingListener) -> None:
+    async with channel_to(peer) as (channel, _):
         leaves = batch_of(Delta(image(here), image(away), changed=[(here, away)]))
         comes = batch_of(Delta(image(away), image(here), changed=[(away, here)]))
         await channel.enqueue(leaves)
@@ -374,43 +356,37 @@ def test_a_failed_deletion_is_not_retried_for_a_replica_that_is_assigned_again(
         leaves.add(comes)
         await channel.enqueue(leaves)
         await asyncio.sleep(0.1)
-
-    run_with_channel(peer, story)
     assert peer.stopped == [{0: True, 1: True}, {1: True}, {0: True, 1: True}]
 
 
-def test_a_failed_deletion_is_not_retried_for_a_recreated_topic(
+async def test_a_failed_deletion_is_not_retried_for_a_recreated_topic(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(controller_channel_manager, "STOP_RETRY_S", 0.02)
     first, second = TopicImage("t", b"1" * 16, TWO, {}), TopicImage("t", b"2" * 16, TWO, {})
     peer = Refusing(100)
 
-    async def story(channel: ControllerChannel, listener: RecordingListener) -> None:
+    async with channel_to(peer) as (channel, _):
         await channel.enqueue(batch_of(Delta(image(first), image(), deleted=[first])))
         await channel.enqueue(batch_of(Delta(image(), image(second), created=[second])))
         await asyncio.sleep(0.1)
-
-    run_with_channel(peer, story)
     assert len(peer.stopped) == 1
 
 
-def test_a_stop_with_a_fenced_leader_epoch_is_not_retried(
+async def test_a_stop_with_a_fenced_leader_epoch_is_not_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(controller_channel_manager, "STOP_RETRY_S", 0.001)
     first = TopicImage("t", b"1" * 16, TWO, {})
     peer = Refusing(100, ErrorCode.FENCED_LEADER_EPOCH)
 
-    async def story(channel: ControllerChannel, listener: RecordingListener) -> None:
+    async with channel_to(peer) as (channel, _):
         await channel.enqueue(batch_of(Delta(image(first), image(), deleted=[first])))
         await asyncio.sleep(0.05)
-
-    run_with_channel(peer, story)
     assert len(peer.stopped) == 1
 
 
-def test_the_pause_between_retries_of_a_deletion_grows_to_its_maximum(
+async def test_the_pause_between_retries_of_a_deletion_grows_to_its_maximum(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(controller_channel_manager, "STOP_RETRY_S", 0.001)
@@ -418,27 +394,23 @@ def test_the_pause_between_retries_of_a_deletion_grows_to_its_maximum(
     first = TopicImage("t", b"1" * 16, TWO, {})
     peer = Refusing(4)
 
-    async def story(channel: ControllerChannel, listener: RecordingListener) -> None:
+    async with channel_to(peer) as (channel, listener):
         await channel.enqueue(batch_of(Delta(image(first), image(), deleted=[first])))
         await until(lambda: listener.deleted)
-
-    run_with_channel(peer, story)
     pauses = [one.rpartition(" in ")[2] for one in caplog.messages]
     assert pauses == ["0.001 s", "0.002 s", "0.004 s", "0.004 s"]
 
 
-def test_changes_while_a_broker_does_not_respond_are_one_batch_with_one_future() -> None:
+async def test_changes_while_a_broker_does_not_respond_are_one_batch_with_one_future() -> None:
     peer = Peer(0)
 
-    async def story(channel: ControllerChannel, listener: RecordingListener) -> None:
+    async with channel_to(peer) as (channel, _):
         second = topic(b"2")
         changes = [batch_of(Delta(image(), image(second), created=[second])) for _ in range(1000)]
         waiting = {channel.enqueue(one) for one in changes}
         assert len(waiting) == 1
         await asyncio.wait(waiting)
         assert await channel.enqueue(changes[0]) is None
-
-    run_with_channel(peer, story)
     lead, update = ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA
     assert peer.requests == [lead, lead, update, lead, update]
 
@@ -487,7 +459,7 @@ def test_a_reset_connection_of_an_ending_process_is_retried_as_soon_as_a_refused
     assert asyncio.run(story()) < RETRY_S
 
 
-def test_a_channel_pauses_if_a_broker_closes_every_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_channel_pauses_if_a_broker_closes_every_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     sleep = asyncio.sleep
 
@@ -498,78 +470,69 @@ def test_a_channel_pauses_if_a_broker_closes_every_connection(monkeypatch: pytes
     monkeypatch.setattr(controller_channel_manager.asyncio, "sleep", pause)
     peer = Peer(0, 1, 2)
 
-    async def story(channel: ControllerChannel, listener: RecordingListener) -> None:
+    async with channel_to(peer) as (channel, _):
         second = topic(b"2")
         await channel.enqueue(batch_of(Delta(image(), image(second), created=[second])))
-
-    run_with_channel(peer, story)
     # The first retry is immediate: the connection may have expired.
     assert pauses == [RETRY_S] * 2
     assert peer.connections == 4
 
 
-def test_a_change_queued_as_the_connection_ends_is_sent_over_the_next_one() -> None:
+async def test_a_change_queued_as_the_connection_ends_is_sent_over_the_next_one() -> None:
     peer = Peer()
 
-    async def story(channel: ControllerChannel, listener: RecordingListener) -> None:
+    async with channel_to(peer) as (channel, _):
         second = topic(b"2")
         batch = batch_of(Delta(image(), image(second), created=[second]))
         await channel.enqueue(batch)
         peer.link.close("it was idle")
         await channel.enqueue(batch)
-
-    run_with_channel(peer, story)
     assert peer.connections == 2
     assert peer.requests == [ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA] * 2
 
 
-def test_no_empty_batch_is_sent_after_a_connection_has_ended() -> None:
+async def test_no_empty_batch_is_sent_after_a_connection_has_ended() -> None:
     peer = Peer()
     peer.last = ApiKey.UPDATE_METADATA
 
-    async def story(channel: ControllerChannel, listener: RecordingListener) -> None:
+    async with channel_to(peer) as (channel, _):
         second = topic(b"2")
         await channel.enqueue(batch_of(Delta(image(), image(second), created=[second])))
         await peer.connected(2)
         for _ in range(10):
             await asyncio.sleep(0)
-
-    run_with_channel(peer, story)
     # A broker would refuse an empty batch, which has no controller epoch.
     assert peer.requests == [ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA]
 
 
-def test_futures_are_cancelled_when_a_channel_ends_during_a_request() -> None:
-    async def story() -> None:
-        peer = Peer()
-        channel = ControllerChannel(BROKERS[OTHER], "PLAINTEXT", peer.connect, RecordingListener(), 10.0)
-        second = topic(b"2")
-        under_way = asyncio.Event()
+async def test_futures_are_cancelled_when_a_channel_ends_during_a_request() -> None:
+    peer = Peer()
+    channel = ControllerChannel(BROKERS[OTHER], "PLAINTEXT", peer.connect, RecordingListener(), 10.0)
+    second = topic(b"2")
+    under_way = asyncio.Event()
 
-        async def request(*request: Any) -> Any:
-            under_way.set()
-            await asyncio.Event().wait()
+    async def request(*request: Any) -> Any:
+        under_way.set()
+        await asyncio.Event().wait()
 
-        await peer.connected(1)
-        peer.link.request = request
-        waiting = channel.enqueue(batch_of(Delta(image(), image(second), created=[second])))
-        async with asyncio.timeout(10):
-            await under_way.wait()
-            channel.stop()
-            await asyncio.wait([waiting])
-        assert waiting.cancelled()
-
-    asyncio.run(story())
+    await peer.connected(1)
+    peer.link.request = request
+    waiting = channel.enqueue(batch_of(Delta(image(), image(second), created=[second])))
+    async with asyncio.timeout(10):
+        await under_way.wait()
+        channel.stop()
+        await asyncio.wait([waiting])
+    assert waiting.cancelled()
 
 
 @pytest.mark.parametrize("is_stopping", [True, False])
-def test_a_connection_closed_by_a_stopping_broker_is_logged_at_info(
+async def test_a_connection_closed_by_a_stopping_broker_is_logged_at_info(
     caplog: pytest.LogCaptureFixture, is_stopping: bool
 ) -> None:
     caplog.set_level(logging.INFO)
     peer = Peer()
 
-    async def story(channel: ControllerChannel, listener: RecordingListener) -> None:
+    async with channel_to(peer) as (channel, listener):
         if is_stopping:
             listener.stopping = {BROKERS[OTHER].epoch}
         second = topic(b"2")
@@ -579,8 +542,6 @@ def test_a_connection_closed_by_a_stopping_broker_is_logged_at_info(
             await asyncio.sleep(0)
         peer.link.close("the peer closed the connection")
         await channel.enqueue(batch)
-
-    run_with_channel(peer, story)
     (line,) = [one for one in caplog.records if "the peer closed the connection" in one.getMessage()]
     assert line.levelno == (logging.INFO if is_stopping else logging.WARNING)
 
@@ -600,24 +561,21 @@ def test_a_full_batch_replaces_the_pending_states_of_a_broker() -> None:
     assert [(one.leader, one.leader_epoch) for one in metadata.partition_states] == [(OWN, 7)]
 
 
-def test_a_change_after_the_controller_has_resigned_is_not_sent_by_its_next_term() -> None:
+async def test_a_change_after_the_controller_has_resigned_is_not_sent_by_its_next_term() -> None:
     """This controller resigned during the write of a deletion; another one recreated the topic."""
     first, second = topic(b"1"), topic(b"2")
     peer = Peer()
     peer.refuses = 1
 
-    async def story() -> None:
-        manager = ControllerChannelManager(OWN, "PLAINTEXT", peer.connect, RecordingListener())
-        manager.start()
+    manager = ControllerChannelManager(OWN, "PLAINTEXT", peer.connect, RecordingListener())
+    manager.start()
+    manager.stop()
+    late = manager.send_changes(Delta(image(first), image(), deleted=[first]))
+    await asyncio.sleep(0)
+    manager.start()
+    now = manager.send_changes(Delta(ClusterImage(), image(second), created=[second]))
+    try:
+        await asyncio.wait_for(asyncio.gather(*late, *now), 10)
+    finally:
         manager.stop()
-        late = manager.send_changes(Delta(image(first), image(), deleted=[first]))
-        await asyncio.sleep(0)
-        manager.start()
-        now = manager.send_changes(Delta(ClusterImage(), image(second), created=[second]))
-        try:
-            await asyncio.wait_for(asyncio.gather(*late, *now), 10)
-        finally:
-            manager.stop()
-
-    asyncio.run(story())
     assert peer.requests == [ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA]

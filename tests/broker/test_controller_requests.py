@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -246,17 +247,15 @@ class BrokerStage:
         return found.config.retention_ms
 
 
-def run_stage(test: Callable[[BrokerStage], Awaitable[None]], *directories: str) -> None:
-    async def run() -> None:
-        with ThreadPoolExecutor(1) as pool:
-            await test(BrokerStage(pool, *directories))
-
-    asyncio.run(run())
+@asynccontextmanager
+async def broker_stage(*directories: str) -> AsyncIterator[BrokerStage]:
+    with ThreadPoolExecutor(1) as pool:
+        yield BrokerStage(pool, *directories)
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "a/b", "", ".", "n" * 250, "a\0b"])
-def test_invalid_topic_names_create_neither_directory_nor_topic(name: str) -> None:
-    async def story(stage: BrokerStage) -> None:
+async def test_invalid_topic_names_create_neither_directory_nor_topic(name: str) -> None:
+    async with broker_stage() as stage:
         with pytest.raises(ProtocolError, match="topic"):
             await stage.lead(name, FIRST, 0)
         with pytest.raises(ProtocolError, match="topic"):
@@ -264,12 +263,10 @@ def test_invalid_topic_names_create_neither_directory_nor_topic(name: str) -> No
         assert not stage.broker.log_manager.logs
         assert not stage.broker.metadata_cache.topics
 
-    run_stage(story)
-
 
 @pytest.mark.parametrize("index", [-1, 2**31 - 1])
-def test_impossible_partition_indexes_take_no_memory(index: int) -> None:
-    async def story(stage: BrokerStage) -> None:
+async def test_invalid_partition_indexes_allocate_no_memory(index: int) -> None:
+    async with broker_stage() as stage:
         with pytest.raises(ProtocolError, match="partition"):
             await stage.lead("t", FIRST, index)
         with pytest.raises(ProtocolError, match="partition"):
@@ -277,22 +274,18 @@ def test_impossible_partition_indexes_take_no_memory(index: int) -> None:
         assert not stage.broker.log_manager.logs
         assert not stage.broker.metadata_cache.topics
 
-    run_stage(story)
 
-
-def test_a_broker_applies_a_few_of_many_partitions() -> None:
-    async def story(stage: BrokerStage) -> None:
+async def test_a_broker_applies_a_few_of_many_partitions() -> None:
+    async with broker_stage() as stage:
         await stage.lead("t", FIRST, 9_999)
         await stage.update_metadata(("t", FIRST, range(10_000)))
         await stage.update_metadata(("t", FIRST, [10_001]))
         assert stage.broker.replica_manager.find("t", 9_999) is not None
         assert len(stage.broker.metadata_cache.topics["t"].partitions) == 10_002
 
-    run_stage(story)
 
-
-def test_a_recreated_topic_does_not_have_the_settings_of_the_former_one() -> None:
-    async def story(stage: BrokerStage) -> None:
+async def test_a_recreated_topic_does_not_have_the_settings_of_the_former_one() -> None:
+    async with broker_stage() as stage:
         stage.settings.topics["t"] = {"retention.ms": "1000"}
         await stage.lead("t", FIRST, 0)
         await stage.update_metadata(("t", FIRST, [0]))
@@ -305,11 +298,9 @@ def test_a_recreated_topic_does_not_have_the_settings_of_the_former_one() -> Non
         await stage.update_metadata(("t", SECOND, [0]))
         assert stage.broker.metadata_cache.topics["t"].config == {"retention.ms": "9000"}
 
-    run_stage(story)
 
-
-def test_settings_changed_between_two_requests_stay_in_effect() -> None:
-    async def story(stage: BrokerStage) -> None:
+async def test_settings_changed_between_two_requests_stay_in_effect() -> None:
+    async with broker_stage() as stage:
         stage.settings.topics["t"] = {"retention.ms": "1000"}
         await stage.lead("t", FIRST, 0)
         await stage.requests.apply_settings({("topics", "t"): {"retention.ms": "9000"}})
@@ -317,13 +308,11 @@ def test_settings_changed_between_two_requests_stay_in_effect() -> None:
         assert stage.retention_ms("t") == 9000
         assert stage.broker.metadata_cache.topics["t"].config == {"retention.ms": "9000"}
 
-    run_stage(story)
 
-
-def test_a_cluster_default_changed_between_two_requests_stays_in_effect() -> None:
+async def test_a_cluster_default_changed_between_two_requests_stays_in_effect() -> None:
     """With the former value this broker would acknowledge records that no other replica has."""
 
-    async def story(stage: BrokerStage) -> None:
+    async with broker_stage() as stage:
         broker = stage.broker
 
         async def apply(delta: Delta) -> None:  # As the server does.
@@ -338,11 +327,11 @@ def test_a_cluster_default_changed_between_two_requests_stays_in_effect() -> Non
         found = [broker.replica_manager.find(name, 0) for name in ("t", "own")]
         assert [one and one.min_insync_replicas for one in found] == [2, 3]
 
-    run_stage(story)
 
-
-def test_settings_changed_between_two_requests_are_read_without_their_notification(tmp_path: Path) -> None:
-    async def story(stage: BrokerStage) -> None:
+async def test_settings_changed_between_two_requests_are_read_without_their_notification(
+    tmp_path: Path,
+) -> None:
+    async with broker_stage() as stage:
         store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
         await ensure_paths(store, PERSISTENT_PATHS)
         path = ConfigNode.path("topics", "t")
@@ -368,13 +357,11 @@ def test_settings_changed_between_two_requests_are_read_without_their_notificati
             await watch.stop()
             await store.close()
 
-    run_stage(story)
 
-
-def test_settings_read_by_a_replaced_controller_are_applied(tmp_path: Path) -> None:
+async def test_settings_read_by_a_replaced_controller_are_applied(tmp_path: Path) -> None:
     """This broker ignores the changes of the replaced controller, and gets no further notification."""
 
-    async def story(stage: BrokerStage) -> None:
+    async with broker_stage() as stage:
         broker = stage.broker
         store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
         await ensure_paths(store, PERSISTENT_PATHS)
@@ -397,13 +384,11 @@ def test_settings_read_by_a_replaced_controller_are_applied(tmp_path: Path) -> N
             await watch.stop()
             await store.close()
 
-    run_stage(story)
 
-
-def test_a_new_controller_leads_by_the_minimum_of_the_cluster_that_it_has_just_read() -> None:
+async def test_a_new_controller_leads_by_the_minimum_of_the_cluster_that_it_has_just_read() -> None:
     """By the former one it would commit what no other replica has."""
 
-    async def story(stage: BrokerStage) -> None:
+    async with broker_stage() as stage:
         broker = stage.broker
         log = broker.log_manager.create(TopicPartition("t", 0), FIRST, LogConfig(), 0)
         data = build_batch([(0, b"k", b"not committed", None)])
@@ -418,11 +403,9 @@ def test_a_new_controller_leads_by_the_minimum_of_the_cluster_that_it_has_just_r
         assert led is not None
         assert (led.is_leader, led.min_insync_replicas, led.high_watermark) == (True, 2, 0)
 
-    run_stage(story)
 
-
-def test_settings_read_before_this_broker_became_the_controller_do_not_replace_its_later_ones() -> None:
-    async def story(stage: BrokerStage) -> None:
+async def test_settings_read_before_this_broker_became_the_controller_do_not_replace_its_later_ones() -> None:
+    async with broker_stage() as stage:
         await stage.lead("t", FIRST, 0)
         await stage.update_metadata(("t", FIRST, [0]))
         stage.files_are_slow = asyncio.Event()
@@ -441,13 +424,11 @@ def test_settings_read_before_this_broker_became_the_controller_do_not_replace_i
         assert stage.retention_ms("t") == 9000
         assert stage.broker.metadata_cache.topics["t"].config == {"retention.ms": "9000"}
 
-    run_stage(story)
 
-
-def test_requests_are_applied_with_unreadable_settings(
+async def test_requests_are_applied_with_unreadable_settings(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story(stage: BrokerStage) -> None:
+    async with broker_stage() as stage:
         stage.settings.unreadable["t"] = b"{"
         stage.settings.topics["u"] = {"retention.ms": "9000"}
         await stage.lead("t", FIRST, 0)
@@ -457,14 +438,12 @@ def test_requests_are_applied_with_unreadable_settings(
         assert stage.unreadable_settings == [("topics", "t")]
         await stage.requests.apply_settings({("topics", "t"): {"retention.ms": "7000"}})
         assert stage.broker.metadata_cache.topics["t"].config == {"retention.ms": "7000"}
-
-    run_stage(story)
     (record,) = [one for one in caplog.records if one.levelname == "ERROR"]
     assert record.getMessage().startswith("/config/topics/t holds '{', which cannot be read")
 
 
-def test_only_topics_that_are_marked_as_deleted_are_reported_as_deleted() -> None:
-    async def story(stage: BrokerStage) -> None:
+async def test_only_topics_that_are_marked_as_deleted_are_reported_as_deleted() -> None:
+    async with broker_stage() as stage:
         deleted: list[str] = []
         stage.broker.metadata_cache.on_change(lambda delta: deleted.extend(t.name for t in delta.deleted))
         await stage.update_metadata(*((name, FIRST, [0]) for name in ("kept", "gone", "left-out", "anew")))
@@ -473,13 +452,11 @@ def test_only_topics_that_are_marked_as_deleted_are_reported_as_deleted() -> Non
         assert deleted == ["gone", "anew"]
         assert sorted(stage.broker.metadata_cache.topics) == ["anew", "kept"]
 
-    run_stage(story)
 
-
-def test_a_topic_that_gets_an_id_is_the_same_topic() -> None:
+async def test_a_topic_that_gets_an_id_is_the_same_topic() -> None:
     """Otherwise the offsets of groups would be deleted. Older versions of Kafka have topics without ids."""
 
-    async def story(stage: BrokerStage) -> None:
+    async with broker_stage() as stage:
         deleted: list[tuple[str, bytes]] = []
         stage.broker.metadata_cache.on_change(
             lambda delta: deleted.extend((one.name, one.topic_id) for one in delta.deleted)
@@ -491,18 +468,14 @@ def test_a_topic_that_gets_an_id_is_the_same_topic() -> None:
         await stage.update_metadata(("u", FIRST, [0]), leader=DURING_DELETION)
         assert deleted == [("t", FIRST), ("u", FIRST)]
 
-    run_stage(story)
-
 
 @pytest.mark.parametrize("known_id", [FIRST, ZERO_ID])
-def test_no_log_is_created_if_a_failed_directory_may_have_it(known_id: bytes) -> None:
-    async def story(stage: BrokerStage) -> None:
+async def test_no_log_is_created_if_a_failed_directory_may_have_it(known_id: bytes) -> None:
+    async with broker_stage("/d", "/e") as stage:
         await stage.update_metadata(("t", known_id, [0]))
         stage.broker.log_manager.dirs.fail_directory("/e", "it is not mounted")
         await stage.lead("t", FIRST, 0, is_full=True, fails=True)
         await stage.lead("u", FIRST, 0)
-
-    run_stage(story, "/d", "/e")
 
 
 class Followed(ReplicaFetcherPort):
@@ -522,10 +495,10 @@ class Followed(ReplicaFetcherPort):
     ("leader", "leader_epoch", "is_reported"),
     [(CONTROLLER, 0, False), (CONTROLLER, 7, False), (NODE, 0, False), (NODE, 2, True), (-1, 1, True)],
 )
-def test_the_log_of_a_former_topic_is_set_aside_for_the_recreated_one(
+async def test_the_log_of_a_former_topic_is_set_aside_for_the_recreated_one(
     caplog: pytest.LogCaptureFixture, leader: int, leader_epoch: int, is_reported: bool
 ) -> None:
-    async def story(stage: BrokerStage) -> None:
+    async with broker_stage() as stage:
         broker = stage.broker
         broker.replica_manager.following = Followed()
         broker.log_manager.create(TopicPartition("t", 0), FIRST, LogConfig(), 0)
@@ -544,15 +517,13 @@ def test_the_log_of_a_former_topic_is_set_aside_for_the_recreated_one(
         assert "t-0" in names
         # The deletion of the first topic deletes neither log.
         list(broker.replica_manager.deleting("t", FIRST))
-
-    run_stage(story)
     (record,) = [one for one in caplog.records if one.levelname == "ERROR"]
     assert record.getMessage().startswith("/d/t-0 held a topic of this name with another id")
 
 
 @pytest.mark.parametrize("has_others", [True, False])
-def test_the_log_of_another_topic_is_kept_if_no_other_broker_has_the_records(has_others: bool) -> None:
-    async def story(stage: BrokerStage) -> None:
+async def test_the_log_of_another_topic_is_kept_if_no_other_broker_has_the_records(has_others: bool) -> None:
+    async with broker_stage() as stage:
         broker = stage.broker
         broker.replica_manager.following = Followed() if has_others else None
         broker.log_manager.create(TopicPartition("t", 0), FIRST, LogConfig(), 0)
@@ -563,16 +534,14 @@ def test_the_log_of_another_topic_is_kept_if_no_other_broker_has_the_records(has
         assert found is not None
         assert found.topic_id == FIRST
 
-    run_stage(story)
-
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_recreated_topic_serves_no_records_of_a_directory_of_the_former_one(
+async def test_a_recreated_topic_serves_no_records_of_a_directory_of_the_former_one(
     is_first: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = TopicPartition("t", 0)
 
-    async def story(stage: BrokerStage) -> None:
+    async with broker_stage() as stage:
         broker = stage.broker
         broker.replica_manager.following = Followed()
         log = broker.log_manager.create(key, FIRST, LogConfig(), 0)
@@ -592,14 +561,12 @@ def test_a_recreated_topic_serves_no_records_of_a_directory_of_the_former_one(
         assert read_partition_metadata(files, f"/d/{former}/partition.metadata") == FIRST
         if not is_first:
             assert "holds a topic of this name with another id" in partition.offline_reason
-
-    run_stage(story)
     (told,) = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
     assert "/d/t-0 held a topic of this name" in told if is_first else "/d/t-0 holds a topic of this" in told
 
 
-def test_a_request_for_another_broker_at_the_address_is_refused() -> None:
-    async def story(stage: BrokerStage) -> None:
+async def test_a_request_for_another_broker_at_the_address_is_refused() -> None:
+    async with broker_stage() as stage:
         await stage.update_metadata(("t", FIRST, [0]), broker_epoch=11, error=ErrorCode.STALE_BROKER_EPOCH)
         await stage.update_metadata(("t", FIRST, [0]), broker_epoch=9, error=ErrorCode.STALE_BROKER_EPOCH)
         assert not stage.broker.metadata_cache.topics
@@ -608,11 +575,9 @@ def test_a_request_for_another_broker_at_the_address_is_refused() -> None:
         await stage.update_metadata(("t", FIRST, [0]), broker_epoch=11)
         assert list(stage.broker.metadata_cache.topics) == ["t"]
 
-    run_stage(story)
 
-
-def test_an_unknown_controller_epoch_is_refused() -> None:
-    async def story(stage: BrokerStage) -> None:
+async def test_an_unknown_controller_epoch_is_refused() -> None:
+    async with broker_stage() as stage:
         await stage.update_metadata(("t", FIRST, [0]))
         await stage.update_metadata(("u", FIRST, [0]), epoch=2**31 - 1, error=ErrorCode.NOT_CONTROLLER)
         await stage.update_metadata(("v", SECOND, [0]))
@@ -622,15 +587,13 @@ def test_an_unknown_controller_epoch_is_refused() -> None:
         stage.settings.controller_epoch = None
         await stage.update_metadata(("x", b"4" * 16, [0]), epoch=3)
 
-    run_stage(story)
-
 
 REQUESTS_TRIED = 300
 BYTES_MAX = 32_000_000
 
 
 @pytest.mark.parametrize("key", [ApiKey.LEADER_AND_ISR, ApiKey.STOP_REPLICA, ApiKey.UPDATE_METADATA])
-def test_random_requests_raise_only_protocol_errors(key: ApiKey) -> None:
+async def test_random_requests_raise_only_protocol_errors(key: ApiKey) -> None:
     random = Random(int(key))
 
     async def story(stage: BrokerStage) -> None:
@@ -659,7 +622,8 @@ def test_random_requests_raise_only_protocol_errors(key: ApiKey) -> None:
 
     tracemalloc.start()
     try:
-        run_stage(story)
+        async with broker_stage() as stage:
+            await story(stage)
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -678,8 +642,8 @@ def of_one_partition(state: LeaderAndIsrPartitionState) -> LeaderAndIsrRequest:
     )
 
 
-def test_no_log_is_created_for_a_partition_without_a_replica_on_this_broker() -> None:
-    async def story(stage: BrokerStage) -> None:
+async def test_no_log_is_created_for_a_partition_without_a_replica_on_this_broker() -> None:
+    async with broker_stage() as stage:
         state = LeaderAndIsrPartitionState(
             partition_index=0, controller_epoch=1, leader=7, isr=[7], replicas=[7, 8]
         )
@@ -689,11 +653,9 @@ def test_no_log_is_created_for_a_partition_without_a_replica_on_this_broker() ->
         ]
         assert not stage.broker.log_manager.logs
 
-    run_stage(story)
 
-
-def test_a_leader_has_the_adding_replicas_of_a_reassignment() -> None:
-    async def story(stage: BrokerStage) -> None:
+async def test_a_leader_has_the_adding_replicas_of_a_reassignment() -> None:
+    async with broker_stage() as stage:
         state = LeaderAndIsrPartitionState(
             partition_index=0,
             controller_epoch=1,
@@ -708,27 +670,23 @@ def test_a_leader_has_the_adding_replicas_of_a_reassignment() -> None:
         assert partition.adding == (8, 9)
         assert not partition.is_under_replicated
 
-    run_stage(story)
-
 
 @pytest.mark.parametrize(
     ("leader_epoch", "is_late"), [(4, True), (5, False), (6, False), (-1, False), (DURING_DELETION, False)]
 )
-def test_a_late_stop_does_not_remove_a_replica_that_is_assigned_again(
+async def test_a_late_stop_does_not_remove_a_replica_that_is_assigned_again(
     leader_epoch: int, is_late: bool
 ) -> None:
-    async def story(stage: BrokerStage) -> None:
+    async with broker_stage() as stage:
         await stage.lead("t", FIRST, 0, leader_epoch=5)
         error = ErrorCode.FENCED_LEADER_EPOCH if is_late else ErrorCode.NONE
         await stage.stop("t", 0, leader_epoch=leader_epoch, partition_error=error)
         assert (stage.broker.replica_manager.find("t", 0) is not None) == is_late
         assert (stage.broker.log_manager.get(TopicPartition("t", 0)) is not None) == is_late
 
-    run_stage(story)
 
-
-def test_a_late_request_over_a_replaced_connection_is_refused() -> None:
-    async def story(stage: BrokerStage) -> None:
+async def test_a_late_request_over_a_replaced_connection_is_refused() -> None:
+    async with broker_stage() as stage:
         await stage.update_metadata(("t", FIRST, [0]), connection=5)
         await stage.stop("t", 0, connection=7)
         await stage.update_metadata(("t", FIRST, [0]), leader=DURING_DELETION, connection=7)
@@ -747,11 +705,9 @@ def test_a_late_request_over_a_replaced_connection_is_refused() -> None:
         await stage.update_metadata(("v", FIRST, [0]), connection=9, error=ErrorCode.STALE_CONTROLLER_EPOCH)
         assert sorted(stage.broker.metadata_cache.topics) == ["t", "u"]
 
-    run_stage(story)
 
-
-def test_stopped_replicas_leave_no_topic_entry() -> None:
-    async def story(stage: BrokerStage) -> None:
+async def test_stopped_replicas_leave_no_topic_entry() -> None:
+    async with broker_stage() as stage:
         await stage.lead("t", FIRST, 0, 1)
         await stage.stop("t", 0)
         topics = stage.broker.replica_manager.topics
@@ -762,13 +718,11 @@ def test_stopped_replicas_leave_no_topic_entry() -> None:
         await stage.lead("t", FIRST, 1)
         assert stage.broker.replica_manager.find("t", 1) is not None
 
-    run_stage(story)
 
-
-def test_stray_logs_are_logged_and_kept(
+async def test_stray_logs_are_logged_and_kept(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story(stage: BrokerStage) -> None:
+    async with broker_stage() as stage:
         broker = stage.broker
         for index in range(3):
             broker.log_manager.create(TopicPartition("t", index), FIRST, LogConfig(), 0)
@@ -776,8 +730,6 @@ def test_stray_logs_are_logged_and_kept(
         assert not caplog.records
         await stage.lead("t", FIRST, 1, is_full=True)
         assert len(broker.log_manager.logs) == 3
-
-    run_stage(story)
     (record,) = caplog.records
     assert record.getMessage().startswith(
         "directories of partitions of which this broker has no replica: 2, /d/t-0 for instance"
@@ -798,8 +750,8 @@ class SlowDisk(Clock):
         return self.now
 
 
-def test_creating_many_logs_yields_to_the_event_loop() -> None:
-    async def story(stage: BrokerStage) -> None:
+async def test_creating_many_logs_yields_to_the_event_loop() -> None:
+    async with broker_stage() as stage:
         stage.requests._clock = SlowDisk()
         turns = 0
 
@@ -813,5 +765,3 @@ def test_creating_many_logs_yields_to_the_event_loop() -> None:
         await stage.lead("t", FIRST, *range(20))
         beside.cancel()
         assert turns >= 10
-
-    run_stage(story)

@@ -252,7 +252,7 @@ def test_the_bytes_of_running_jobs_are_limited_and_a_larger_job_runs_alone() -> 
     assert (taken, budget.used) == ([60, 60], 60)
 
 
-def test_later_jobs_do_not_pass_a_large_job() -> None:
+def test_later_jobs_do_not_overtake_a_large_job() -> None:
     budget = Budget(100)
     budget.take(60)
     taken: list[int] = []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,6 @@ from tidemill.coordination.cluster_image import BrokerImage, ClusterImage, Delta
 from tidemill.coordination.nodes import BrokerRegistration, Endpoint
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.groups.coordinator_interfaces import OFFSETS_TOPIC
-from tidemill.replication.partition import Partition
 from tidemill.server.broker_server import BrokerServer
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.describe_cluster import DescribeClusterRequest
@@ -75,17 +75,14 @@ class Stage:
             await peer.close()
 
 
-def staged(
-    test: Callable[[Stage], Awaitable[None]], tmp_path: Path, *settings: str, topics: Any = TOPICS
-) -> None:
-    async def run(server: BrokerServer, _: Partition) -> None:
+@asynccontextmanager
+async def staged(tmp_path: Path, *settings: str, topics: Any = TOPICS) -> AsyncIterator[Stage]:
+    async with served(tmp_path, *settings) as (server, _):
         stage = Stage(server)
         await stage.publish(*topics)
-        await test(stage)
+        yield stage
         assert server.memory.reserved == 0
         assert stage.delayed.delayed_bytes == 0
-
-    served(run, tmp_path, *settings)
 
 
 def leader_in(response: Any) -> int:
@@ -108,10 +105,10 @@ async def timed(work: Awaitable[Any]) -> tuple[Any, float]:
     ],
     ids=["by name", "by id", "all", "creating none"],
 )
-def test_metadata_is_delayed_until_the_next_leader_is_known(
+async def test_metadata_is_delayed_until_the_next_leader_is_known(
     tmp_path: Path, request_: MetadataRequest
 ) -> None:
-    async def test(stage: Stage) -> None:
+    async with staged(tmp_path) as stage:
         stage.delayed.disconnected(OTHER)
         request_task = asyncio.create_task(stage.send(ApiKey.METADATA, 12, request_))
         await until(lambda: len(stage.delayed) == 1)
@@ -125,11 +122,9 @@ def test_metadata_is_delayed_until_the_next_leader_is_known(
         assert stage.delayed.total == 1
         assert OTHER in [one.node_id for one in response.brokers]
 
-    staged(test, tmp_path)
 
-
-def test_the_delay_ends_after_half_a_second_and_is_not_repeated(tmp_path: Path) -> None:
-    async def test(stage: Stage) -> None:
+async def test_the_delay_ends_after_half_a_second_and_is_not_repeated(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
         stage.delayed.disconnected(OTHER)
         response, took_s = await timed(stage.metadata_of(LED))
         assert leader_in(response) == OTHER
@@ -140,11 +135,9 @@ def test_the_delay_ends_after_half_a_second_and_is_not_repeated(tmp_path: Path) 
         assert leader_in(response) == OTHER
         assert took_s < AT_ONCE_S
 
-    staged(test, tmp_path)
 
-
-def test_a_broker_is_suspected_again_after_it_has_left_the_image(tmp_path: Path) -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_broker_is_suspected_again_after_it_has_left_the_image(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
         stage.delayed.disconnected(OTHER)
         await stage.publish(led_by(NEXT), others=(NEXT,))
         stage.delayed.disconnected(OTHER)  # It has left the image.
@@ -154,13 +147,11 @@ def test_a_broker_is_suspected_again_after_it_has_left_the_image(tmp_path: Path)
         stage.delayed.disconnected(OTHER)
         assert stage.delayed.suspected == {OTHER}
 
-    staged(test, tmp_path)
 
-
-def test_a_live_broker_that_breaks_connections_is_not_suspected_each_time(
+async def test_a_live_broker_that_breaks_connections_is_not_suspected_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(stage: Stage) -> None:
+    async with staged(tmp_path) as stage:
         stage.delayed.disconnected(OTHER)
         request_task = asyncio.create_task(stage.metadata_of(LED))
         await until(lambda: len(stage.delayed) == 1)
@@ -174,11 +165,9 @@ def test_a_live_broker_that_breaks_connections_is_not_suspected_each_time(
         stage.delayed.disconnected(OTHER)
         assert stage.delayed.suspected == {OTHER}
 
-    staged(test, tmp_path)
 
-
-def test_responses_without_the_suspected_broker_are_not_delayed(tmp_path: Path) -> None:
-    async def test(stage: Stage) -> None:
+async def test_responses_without_the_suspected_broker_are_not_delayed(tmp_path: Path) -> None:
+    async with staged(tmp_path, topics=(led_by(OTHER), led_by(NEXT, "led-by-next", b"\x08" * 16))) as stage:
         stage.delayed.disconnected(OTHER)
         for topics in ((), (TOPIC,), ("led-by-next",)):
             response, took_s = await timed(stage.metadata_of(*topics))
@@ -186,17 +175,15 @@ def test_responses_without_the_suspected_broker_are_not_delayed(tmp_path: Path) 
             assert took_s < AT_ONCE_S
         assert stage.delayed.total == 0
 
-    staged(test, tmp_path, topics=(led_by(OTHER), led_by(NEXT, "led-by-next", b"\x08" * 16)))
-
 
 @pytest.mark.parametrize(
     ("version", "request_"),
     [(3, FindCoordinatorRequest(key="g")), (4, FindCoordinatorRequest(coordinator_keys=["g"]))],
 )
-def test_find_coordinator_is_delayed_until_the_next_coordinator_is_known(
+async def test_find_coordinator_is_delayed_until_the_next_coordinator_is_known(
     tmp_path: Path, version: int, request_: FindCoordinatorRequest
 ) -> None:
-    async def test(stage: Stage) -> None:
+    async with staged(tmp_path, topics=(led_by(OTHER, OFFSETS_TOPIC),)) as stage:
         stage.delayed.disconnected(OTHER)
         request_task = asyncio.create_task(stage.send(ApiKey.FIND_COORDINATOR, version, request_))
         await until(lambda: len(stage.delayed) == 1)
@@ -205,24 +192,22 @@ def test_find_coordinator_is_delayed_until_the_next_coordinator_is_known(
         assert took_s < AT_ONCE_S
         assert (response.coordinators[0] if version > 3 else response).node_id == NEXT
 
-    staged(test, tmp_path, topics=(led_by(OTHER, OFFSETS_TOPIC),))
 
-
-def test_find_coordinator_is_delayed_for_half_a_second_without_a_successor(tmp_path: Path) -> None:
-    async def test(stage: Stage) -> None:
+async def test_find_coordinator_is_delayed_for_half_a_second_without_a_successor(tmp_path: Path) -> None:
+    async with staged(tmp_path, topics=(led_by(OTHER, OFFSETS_TOPIC),)) as stage:
         stage.delayed.disconnected(OTHER)
         request = FindCoordinatorRequest(coordinator_keys=["g", "h"])
         response, took_s = await timed(stage.send(ApiKey.FIND_COORDINATOR, 4, request))
         assert [one.node_id for one in response.coordinators] == [OTHER, OTHER]
         assert DELAY_S_MAX * 0.8 < took_s < DELAY_S_MAX * 3
 
-    staged(test, tmp_path, topics=(led_by(OTHER, OFFSETS_TOPIC),))
 
-
-def test_the_number_of_delayed_responses_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_delayed_responses_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(delayed_metadata, "DELAYED_RESPONSES_MAX", 2)
 
-    async def test(stage: Stage) -> None:
+    async with staged(tmp_path) as stage:
         stage.delayed.disconnected(OTHER)
         waiting = [asyncio.create_task(stage.metadata_of(LED)) for _ in range(2)]
         await until(lambda: len(stage.delayed) == 2)
@@ -231,11 +216,9 @@ def test_the_number_of_delayed_responses_is_limited(tmp_path: Path, monkeypatch:
         assert took_s < AT_ONCE_S
         await asyncio.gather(*waiting)
 
-    staged(test, tmp_path)
 
-
-def test_delayed_requests_count_in_the_memory_pool(tmp_path: Path) -> None:
-    async def test(stage: Stage) -> None:
+async def test_delayed_requests_count_in_the_memory_pool(tmp_path: Path) -> None:
+    async with staged(tmp_path, "auto.create.topics.enable=false") as stage:
         memory = stage.server.memory
         stage.delayed.disconnected(OTHER)
         waiting = asyncio.create_task(stage.metadata_of(LED, *(f"missing-{at}" for at in range(100))))
@@ -248,20 +231,16 @@ def test_delayed_requests_count_in_the_memory_pool(tmp_path: Path) -> None:
         assert took_s < AT_ONCE_S
         await waiting
 
-    staged(test, tmp_path, "auto.create.topics.enable=false")
 
-
-def test_a_request_above_the_limit_of_bytes_is_not_delayed(
+async def test_a_request_above_the_limit_of_bytes_is_not_delayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delayed_metadata, "DELAYED_BYTES_MAX", 100 * delayed_metadata.ITEM_BYTES)
 
-    async def test(stage: Stage) -> None:
+    async with staged(tmp_path, "auto.create.topics.enable=false") as stage:
         stage.delayed.disconnected(OTHER)
         await stage.metadata_of(LED, *(f"missing-{at}" for at in range(100)))
         assert stage.delayed.total == 0
-
-    staged(test, tmp_path, "auto.create.topics.enable=false")
 
 
 def test_delayed_requests_are_completed_some_in_each_turn() -> None:
@@ -293,8 +272,8 @@ def test_delayed_requests_are_completed_some_in_each_turn() -> None:
     asyncio.run(asyncio.wait_for(test(), 20))
 
 
-def test_close_completes_delayed_requests(tmp_path: Path) -> None:
-    async def test(stage: Stage) -> None:
+async def test_close_completes_delayed_requests(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
         stage.delayed.disconnected(OTHER)
         request_task = asyncio.create_task(stage.metadata_of(LED))
         await until(lambda: len(stage.delayed) == 1)
@@ -304,11 +283,9 @@ def test_close_completes_delayed_requests(tmp_path: Path) -> None:
         stage.delayed.disconnected(NEXT)
         assert not stage.delayed.suspected
 
-    staged(test, tmp_path)
 
-
-def test_a_departed_broker_is_in_metadata_and_not_in_describe_cluster(tmp_path: Path) -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_departed_broker_is_in_metadata_and_not_in_describe_cluster(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
         await stage.publish(led_by(NEXT), others=(NEXT,))
         response = await stage.metadata_of(LED)
         own = stage.server.broker.node_id
@@ -320,5 +297,3 @@ def test_a_departed_broker_is_in_metadata_and_not_in_describe_cluster(tmp_path: 
         assert sorted(one.broker_id for one in described.brokers) == sorted([own, NEXT])
         await stage.publish()
         assert not stage.metadata.departed
-
-    staged(test, tmp_path)

@@ -62,15 +62,6 @@ class SilentController(ReplacedController):
         await super().apply_stored_settings(settings)
 
 
-def test_a_controller_that_is_replaced_applies_settings_as_other_brokers(tmp_path: Path) -> None:
-    applied = run_with_notifications(
-        tmp_path,
-        Create(ConfigNode.path("topics", "t"), ConfigNode.encode({"retention.ms": "9"})),
-        Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", "t"), sequential=True),
-    )
-    assert applied == {("topics", "t"): {"retention.ms": "9"}}
-
-
 @pytest.mark.parametrize(
     "notification",
     [
@@ -95,9 +86,16 @@ def test_an_unreadable_notification_has_all_settings_read(tmp_path: Path, notifi
     assert applied["topics", "new"] == {"retention.ms": "8"}
 
 
-@pytest.mark.parametrize("notification", [b'"t"', b'{"version":1,"entity_type":"topics","entity_name":"t"}'])
-def test_notifications_of_older_kafka_tools_are_processed(tmp_path: Path, notification: bytes) -> None:
-    """Kafka 0.8 writes the name of a topic as a JSON string, Kafka 0.9 an object of version 1."""
+@pytest.mark.parametrize(
+    "notification",
+    [
+        pytest.param(b'"t"', id="of Kafka 0.8"),
+        pytest.param(b'{"version":1,"entity_type":"topics","entity_name":"t"}', id="of Kafka 0.9"),
+        pytest.param(ConfigChangeNode.encode("topics", "t"), id="of later versions"),
+    ],
+)
+def test_notifications_of_all_versions_are_processed(tmp_path: Path, notification: bytes) -> None:
+    """The controller is replaced when it applies the settings, and applies them as other brokers."""
     applied = run_with_notifications(
         tmp_path,
         Create(ConfigNode.path("topics", "t"), ConfigNode.encode({"retention.ms": "9"})),
@@ -124,22 +122,16 @@ def test_unreadable_settings_do_not_affect_others(tmp_path: Path, caplog: pytest
     assert any("/config/topics/odd holds '{'" in record.getMessage() for record in caplog.records)
 
 
-def test_unreadable_settings_are_applied_when_they_are_readable_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("controller", [None, "odd"], ids=["at once", "after a store failure"])
+def test_unreadable_settings_are_applied_when_they_are_readable_again(
+    tmp_path: Path, controller: str | None
+) -> None:
+    """A controller reads the store before it applies them. No further notification is written."""
     applied = run_with_notifications(
         tmp_path,
         *ODD_BESIDE_T,
         corrected=SetData(ConfigNode.path("topics", "odd"), ConfigNode.encode({"retention.ms": "8"})),
-    )
-    assert applied == {("topics", "odd"): {"retention.ms": "8"}}
-
-
-def test_settings_that_are_readable_again_are_applied_after_a_store_failure(tmp_path: Path) -> None:
-    """The controller reads the store before it applies them. No further notification is written."""
-    applied = run_with_notifications(
-        tmp_path,
-        *ODD_BESIDE_T,
-        corrected=SetData(ConfigNode.path("topics", "odd"), ConfigNode.encode({"retention.ms": "8"})),
-        controller=SilentController("odd"),
+        controller=SilentController(controller) if controller else None,
     )
     assert applied == {("topics", "odd"): {"retention.ms": "8"}}
 

@@ -393,7 +393,7 @@ class History(RuleBasedStateMachine):
         self.step(do)
 
     @rule(topic=st.sampled_from(["t", "u"]))
-    def make_anew(self, topic: str) -> None:
+    def recreate(self, topic: str) -> None:
         def do(side: Side) -> None:
             list(side.bench.manager.deleting(topic, IDS[topic]))
             side.sequences = {key: at for key, at in side.sequences.items() if key[0] != topic}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -56,40 +55,34 @@ async def listed(broker: SmallBroker, *kinds: int, version: int = 1) -> Any:
     return answer.error_code, [(one.resource_type, one.resource_name) for one in answer.config_resources]
 
 
-def test_settings_of_a_group_are_set_described_and_reset(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with broker_in(tmp_path) as broker:
-            inherited = ("group.consumer.session.timeout.ms", "45000", 5)
-            assert await described(broker, "g", SESSION) == [("", "45000", 5), inherited]
-            assert await altered(broker, "g", (SESSION, SET, "50000"), (HEARTBEAT, SET, "6000")) == (0, "")
-            assert await described(broker, "g", SESSION) == [
-                ("", "50000", 8),
-                (SESSION, "50000", 8),
-                inherited,
-            ]
-            assert await described(broker, "other", SESSION) == [("", "45000", 5), inherited]
-            assert await altered(broker, "g", (SESSION, DELETE, None)) == (0, "")
-            assert await described(broker, "g", SESSION) == [("", "45000", 5), inherited]
-            assert (await described(broker, "g", HEARTBEAT))[0] == ("", "6000", 8)
-            assert (await described(broker, "g", "share.auto.offset.reset")) == [
-                ("", "latest", 5),
-                ("share.auto.offset.reset", "latest", 5),
-            ]
-
-    asyncio.run(story())
+async def test_settings_of_a_group_are_set_described_and_reset(tmp_path: Path) -> None:
+    async with broker_in(tmp_path) as broker:
+        inherited = ("group.consumer.session.timeout.ms", "45000", 5)
+        assert await described(broker, "g", SESSION) == [("", "45000", 5), inherited]
+        assert await altered(broker, "g", (SESSION, SET, "50000"), (HEARTBEAT, SET, "6000")) == (0, "")
+        assert await described(broker, "g", SESSION) == [
+            ("", "50000", 8),
+            (SESSION, "50000", 8),
+            inherited,
+        ]
+        assert await described(broker, "other", SESSION) == [("", "45000", 5), inherited]
+        assert await altered(broker, "g", (SESSION, DELETE, None)) == (0, "")
+        assert await described(broker, "g", SESSION) == [("", "45000", 5), inherited]
+        assert (await described(broker, "g", HEARTBEAT))[0] == ("", "6000", 8)
+        assert (await described(broker, "g", "share.auto.offset.reset")) == [
+            ("", "latest", 5),
+            ("share.auto.offset.reset", "latest", 5),
+        ]
 
 
-def test_alter_configs_replaces_all_settings_of_a_group(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with broker_in(tmp_path) as broker:
-            await altered(broker, "g", (HEARTBEAT, SET, "6000"))
-            wanted = [AlterableConfig(name=SESSION, value="47000")]
-            resource = AlterConfigsResource(resource_type=GROUP, resource_name="g", configs=wanted)
-            answer = await broker.ask(AlterConfigsRequest(resources=[resource]), 2)
-            assert answer.responses[0].error_code == 0
-            assert broker.metadata_cache.image.group_config("g") == {SESSION: "47000"}
-
-    asyncio.run(story())
+async def test_alter_configs_replaces_all_settings_of_a_group(tmp_path: Path) -> None:
+    async with broker_in(tmp_path) as broker:
+        await altered(broker, "g", (HEARTBEAT, SET, "6000"))
+        wanted = [AlterableConfig(name=SESSION, value="47000")]
+        resource = AlterConfigsResource(resource_type=GROUP, resource_name="g", configs=wanted)
+        answer = await broker.ask(AlterConfigsRequest(resources=[resource]), 2)
+        assert answer.responses[0].error_code == 0
+        assert broker.metadata_cache.image.group_config("g") == {SESSION: "47000"}
 
 
 @pytest.mark.parametrize(
@@ -112,75 +105,60 @@ def test_alter_configs_replaces_all_settings_of_a_group(tmp_path: Path) -> None:
         ("g", "streams.num.standby.replicas", "2", 0, ""),
     ],
 )
-def test_a_group_accepts_the_settings_that_apache_kafka_accepts(
+async def test_a_group_accepts_the_settings_that_apache_kafka_accepts(
     tmp_path: Path, name: str, key: str, value: str, code: int, text: str
 ) -> None:
-    async def story() -> None:
-        async with broker_in(tmp_path) as broker:
-            found, applied = await altered(broker, name, (key, SET, value))
-            assert found == code
-            assert text in applied
-            assert bool(broker.metadata_cache.image.group_configs) == (code == 0)
-
-    asyncio.run(story())
+    async with broker_in(tmp_path) as broker:
+        found, applied = await altered(broker, name, (key, SET, value))
+        assert found == code
+        assert text in applied
+        assert bool(broker.metadata_cache.image.group_configs) == (code == 0)
 
 
-def test_the_session_timeout_must_exceed_the_heartbeat_interval(tmp_path: Path) -> None:
-    async def story() -> None:
-        wide = {"group_consumer_max_heartbeat_interval_ms": "90000"}
-        async with broker_in(tmp_path, **wide) as broker:
-            code, text = await altered(broker, "g", (HEARTBEAT, SET, "45000"))
-            assert code == ErrorCode.INVALID_CONFIG
-            assert f"{SESSION}=45000 must be greater than {HEARTBEAT}=45000" in text
-            assert await altered(broker, "g", (HEARTBEAT, SET, "45000"), (SESSION, SET, "46000")) == (0, "")
-
-    asyncio.run(story())
+async def test_the_session_timeout_must_exceed_the_heartbeat_interval(tmp_path: Path) -> None:
+    wide = {"group_consumer_max_heartbeat_interval_ms": "90000"}
+    async with broker_in(tmp_path, **wide) as broker:
+        code, text = await altered(broker, "g", (HEARTBEAT, SET, "45000"))
+        assert code == ErrorCode.INVALID_CONFIG
+        assert f"{SESSION}=45000 must be greater than {HEARTBEAT}=45000" in text
+        assert await altered(broker, "g", (HEARTBEAT, SET, "45000"), (SESSION, SET, "46000")) == (0, "")
 
 
-def test_settings_of_groups_with_unusual_names_survive_a_restart(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with broker_in(tmp_path) as broker:
-            for name in STRANGE_NAMES:
-                assert await altered(broker, name, (SESSION, SET, "46000")) == (0, ""), name
-            request = change(GROUP, "unchanged", (SESSION, SET, "46000"), validate_only=True)
-            assert (await broker.ask(request, 1)).responses[0].error_code == 0
-        async with broker_in(tmp_path) as broker:
-            assert set(broker.controller.image.group_configs) == set(STRANGE_NAMES)
-            for name in STRANGE_NAMES:
-                assert await altered(broker, name, (SESSION, DELETE, None)) == (0, ""), name
-        async with broker_in(tmp_path) as broker:
-            assert broker.controller.image.group_configs == {}
-
-    asyncio.run(story())
+async def test_settings_of_groups_with_unusual_names_survive_a_restart(tmp_path: Path) -> None:
+    async with broker_in(tmp_path) as broker:
+        for name in STRANGE_NAMES:
+            assert await altered(broker, name, (SESSION, SET, "46000")) == (0, ""), name
+        request = change(GROUP, "unchanged", (SESSION, SET, "46000"), validate_only=True)
+        assert (await broker.ask(request, 1)).responses[0].error_code == 0
+    async with broker_in(tmp_path) as broker:
+        assert set(broker.controller.image.group_configs) == set(STRANGE_NAMES)
+        for name in STRANGE_NAMES:
+            assert await altered(broker, name, (SESSION, DELETE, None)) == (0, ""), name
+    async with broker_in(tmp_path) as broker:
+        assert broker.controller.image.group_configs == {}
 
 
-def test_an_existing_node_without_settings_is_overwritten(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with broker_in(tmp_path) as broker:
-            path = ConfigNode.path("groups", "g")
-            await broker.store.transact([Create(path, ConfigNode.encode({}))])
-            assert await altered(broker, "g", (SESSION, SET, "46000")) == (0, "")
-
-    asyncio.run(story())
+async def test_an_existing_node_without_settings_is_overwritten(tmp_path: Path) -> None:
+    async with broker_in(tmp_path) as broker:
+        path = ConfigNode.path("groups", "g")
+        await broker.store.transact([Create(path, ConfigNode.encode({}))])
+        assert await altered(broker, "g", (SESSION, SET, "46000")) == (0, "")
 
 
-def test_unreadable_settings_of_a_group_do_not_affect_other_groups(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with broker_in(tmp_path) as broker:
-            await broker.store.transact(
-                [
-                    Create(ConfigNode.path("groups", "odd"), b"{"),
-                    Create(ConfigNode.path("groups", "even"), ConfigNode.encode({SESSION: "46000"})),
-                ]
-            )
-            image = await load_image(broker.store)
-            assert dict(image.group_configs) == {"even": {SESSION: "46000"}}
-            assert set(image.unreadable_of(GROUP_SETTINGS)) == {"odd"}
-            mended = image.with_settings({("groups", "odd"): {SESSION: "47000"}})
-            assert mended.group_config("odd") == {SESSION: "47000"}
-            assert not mended.unreadable
-
-    asyncio.run(story())
+async def test_unreadable_settings_of_a_group_do_not_affect_other_groups(tmp_path: Path) -> None:
+    async with broker_in(tmp_path) as broker:
+        await broker.store.transact(
+            [
+                Create(ConfigNode.path("groups", "odd"), b"{"),
+                Create(ConfigNode.path("groups", "even"), ConfigNode.encode({SESSION: "46000"})),
+            ]
+        )
+        image = await load_image(broker.store)
+        assert dict(image.group_configs) == {"even": {SESSION: "46000"}}
+        assert set(image.unreadable_of(GROUP_SETTINGS)) == {"odd"}
+        mended = image.with_settings({("groups", "odd"): {SESSION: "47000"}})
+        assert mended.group_config("odd") == {SESSION: "47000"}
+        assert not mended.unreadable
 
 
 def test_invalid_values_of_a_group_are_ignored() -> None:
@@ -189,21 +167,18 @@ def test_invalid_values_of_a_group_are_ignored() -> None:
     assert config.overrides == {HEARTBEAT: "6000"}
 
 
-def test_resources_with_settings_are_listed_as_apache_kafka_lists_them(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with broker_in(tmp_path) as broker:
-            await broker.ask(new_topics("t"), 7)
-            await altered(broker, "g", (SESSION, SET, "46000"))
-            everything = [(GROUP, "g"), (LOGGER, "7"), (BROKER, "7"), (TOPIC, "t")]
-            assert await listed(broker) == (0, everything)
-            assert await listed(broker, TOPIC, GROUP, TOPIC) == (0, [(GROUP, "g"), (TOPIC, "t")])
-            assert await listed(broker, 16) == (0, [])
-            assert await listed(broker, 1) == (ErrorCode.UNSUPPORTED_VERSION, [])
-            assert await listed(broker, version=0) == (0, [])
-            await altered(broker, "g", (SESSION, DELETE, None))
-            assert await listed(broker, GROUP) == (0, [])
-
-    asyncio.run(story())
+async def test_resources_with_settings_are_listed_as_apache_kafka_lists_them(tmp_path: Path) -> None:
+    async with broker_in(tmp_path) as broker:
+        await broker.ask(new_topics("t"), 7)
+        await altered(broker, "g", (SESSION, SET, "46000"))
+        everything = [(GROUP, "g"), (LOGGER, "7"), (BROKER, "7"), (TOPIC, "t")]
+        assert await listed(broker) == (0, everything)
+        assert await listed(broker, TOPIC, GROUP, TOPIC) == (0, [(GROUP, "g"), (TOPIC, "t")])
+        assert await listed(broker, 16) == (0, [])
+        assert await listed(broker, 1) == (ErrorCode.UNSUPPORTED_VERSION, [])
+        assert await listed(broker, version=0) == (0, [])
+        await altered(broker, "g", (SESSION, DELETE, None))
+        assert await listed(broker, GROUP) == (0, [])
 
 
 @pytest.mark.parametrize("name", STRANGE_NAMES)
@@ -229,11 +204,8 @@ def test_settings_with_an_unreadable_notification_are_read_from_the_store(tmp_pa
     assert applied["groups", "g"] == {SESSION: "46000"}
 
 
-def test_a_store_of_an_earlier_version_has_no_groups(tmp_path: Path) -> None:
-    async def story() -> None:
-        store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
-        await ensure_paths(store, ["/config/topics", "/config/brokers"])
-        assert (await load_image(store)).group_configs == {}
-        await store.close()
-
-    asyncio.run(story())
+async def test_a_store_of_an_earlier_version_has_no_groups(tmp_path: Path) -> None:
+    store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
+    await ensure_paths(store, ["/config/topics", "/config/brokers"])
+    assert (await load_image(store)).group_configs == {}
+    await store.close()

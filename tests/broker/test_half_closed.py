@@ -7,6 +7,7 @@ import socket
 import struct
 from pathlib import Path
 
+import pytest
 from test_request_order import (
     COSTLY,
     SMALL,
@@ -16,7 +17,6 @@ from test_request_order import (
     until,
 )
 
-from tidemill.replication.partition import Partition
 from tidemill.server.broker_server import BrokerServer
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.header import encode_request
@@ -34,10 +34,10 @@ async def disconnected(server: BrokerServer) -> None:
     await until(lambda: not server.socket_server.connections)
 
 
-def test_requests_behind_a_slow_request_are_handled_in_order_after_the_end_of_the_stream(
+async def test_requests_behind_a_slow_request_are_handled_in_order_after_the_end_of_the_stream(
     tmp_path: Path,
 ) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+    async with served(tmp_path) as (server, partition):
         held = HeldUp(server)
         peer = await Peer.of(server)
         peer.produce(COSTLY)
@@ -59,46 +59,36 @@ def test_requests_behind_a_slow_request_are_handled_in_order_after_the_end_of_th
         assert partition.log.end_offset == 2001 + 1999 + 1
         await peer.close()
 
-    served(test, tmp_path)
 
-
-def test_requests_received_before_the_client_closes_are_handled(tmp_path: Path) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+@pytest.mark.parametrize(
+    ("all_acks", "is_reset"),
+    [
+        pytest.param((0, 1, 0, -1, 0), False, id="the client closes"),
+        pytest.param((1, 0, 0), True, id="the client resets the connection"),
+    ],
+)
+async def test_requests_received_before_the_connection_ends_are_handled(
+    tmp_path: Path, all_acks: tuple[int, ...], is_reset: bool
+) -> None:
+    async with served(tmp_path) as (server, partition):
         held = HeldUp(server)
         peer = await Peer.of(server)
-        for acks in (0, 1, 0, -1, 0):
+        for acks in all_acks:
             peer.produce(COSTLY, acks)
         await until(lambda: len(server.produce_validation.tasks) == 1)
+        if is_reset:
+            sock = peer.writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         await peer.close()
         await until(lambda: ended(server))
         held.release.set()
         await disconnected(server)
-        assert partition.log.end_offset == 5 * 1999
+        assert partition.log.end_offset == len(all_acks) * 1999
         assert server.memory.total == 0
 
-    served(test, tmp_path)
 
-
-def test_requests_received_before_a_connection_reset_are_handled(tmp_path: Path) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
-        held = HeldUp(server)
-        peer = await Peer.of(server)
-        for acks in (1, 0, 0):
-            peer.produce(COSTLY, acks)
-        await until(lambda: len(server.produce_validation.tasks) == 1)
-        sock = peer.writer.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        await peer.close()
-        await until(lambda: ended(server))
-        held.release.set()
-        await disconnected(server)
-        assert partition.log.end_offset == 3 * 1999
-
-    served(test, tmp_path)
-
-
-def test_a_delayed_fetch_is_answered_when_the_client_half_closes(tmp_path: Path) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+async def test_a_delayed_fetch_is_answered_when_the_client_half_closes(tmp_path: Path) -> None:
+    async with served(tmp_path) as (server, partition):
         peer = await Peer.of(server)
         peer.fetch(wait_ms=0x7FFFFFFF)
         peer.produce(SMALL, acks=0)
@@ -112,11 +102,9 @@ def test_a_delayed_fetch_is_answered_when_the_client_half_closes(tmp_path: Path)
         assert server.fetch_handler.waiting == 0
         await peer.close()
 
-    served(test, tmp_path)
 
-
-def test_a_half_closed_connection_that_reads_nothing_is_closed_when_idle(tmp_path: Path) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+async def test_a_half_closed_connection_that_reads_nothing_is_closed_when_idle(tmp_path: Path) -> None:
+    async with served(tmp_path, "socket.send.buffer.bytes=102400") as (server, _):
         raw = socket.socket()
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         raw.setblocking(False)
@@ -135,8 +123,6 @@ def test_a_half_closed_connection_that_reads_nothing_is_closed_when_idle(tmp_pat
             sweeps += 1
             assert sweeps < 100
         raw.close()
-
-    served(test, tmp_path, "socket.send.buffer.bytes=102400")
 
 
 HELLO = ApiVersionsRequest(client_software_name="test", client_software_version="1")

@@ -24,13 +24,11 @@ from tidemill.broker.handlers.common import run_within_timeout
 from tidemill.broker.request_context import RequestContext
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.net.peer import Listener, Peer
-from tidemill.replication.partition import Partition
-from tidemill.server.broker_server import BrokerServer
 from tidemill.wire.apis import API, ApiKey, request_class, response_class
 from tidemill.wire.messages.init_producer_id import InitProducerIdRequest
 
 
-def test_a_stop_waits_for_work_that_outlived_its_request() -> None:
+async def test_a_stop_waits_for_work_that_outlived_its_request() -> None:
     ended: list[str] = []
 
     async def work() -> None:
@@ -38,14 +36,11 @@ def test_a_stop_waits_for_work_that_outlived_its_request() -> None:
             await asyncio.sleep(0)
         ended.append("work")
 
-    async def story() -> None:
-        with pytest.raises(KafkaError, match="it continues"):
-            await run_within_timeout(0, work())
-        dispatch: Any = SimpleNamespace(tasks=set())
-        await HandlerDispatch.stop(dispatch)
-        assert ended == ["work"]
-
-    asyncio.run(story())
+    with pytest.raises(KafkaError, match="it continues"):
+        await run_within_timeout(0, work())
+    dispatch: Any = SimpleNamespace(tasks=set())
+    await HandlerDispatch.stop(dispatch)
+    assert ended == ["work"]
 
 
 def test_a_stop_cancels_work_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,17 +160,15 @@ AT_ONCE = {
 }
 
 
-def test_small_requests_without_waits_are_answered_at_once(tmp_path: Path) -> None:
+async def test_small_requests_without_waits_are_answered_at_once(tmp_path: Path) -> None:
     """A task for each would take longer than most of the responses."""
 
-    async def test(server: BrokerServer, partition: Partition) -> None:
+    async with served(tmp_path) as (server, _):
         client = Peer(Listener("PLAINTEXT", "localhost", 9092), "User:ANONYMOUS", "127.0.0.1", 1)
         for key in AT_ONCE:
             context = RequestContext(client, "test", key, APIS[key].last, 1)
             answer = APIS[key].handle(server.broker, context, request_class(key)())
             assert isinstance(answer, response_class(key)), key
-
-    served(test, tmp_path)
 
 
 @pytest.mark.parametrize(

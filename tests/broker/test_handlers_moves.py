@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_handlers_topics import INSIDE, SmallBroker, broker_in, run
+from test_handlers_topics import INSIDE, SmallBroker, broker_in
 
 from alter_partition_items import isr_change, item_for
 from tidemill.controller.controller import KafkaController
@@ -171,370 +171,321 @@ async def brokers_in(directory: Path, **config: Any) -> AsyncIterator[Brokers]:
         asked.controller.election.resign()
 
 
-def test_a_broker_that_lost_records_joins_the_isr_once_its_registration_reports_no_loss(
+async def test_a_broker_that_lost_records_joins_the_isr_once_its_registration_reports_no_loss(
     tmp_path: Path,
 ) -> None:
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have([7, 1])
-            await brokers.go(1)
-            await brokers.come(1, lost_unsynced=True)
-            assert brokers.partition().isr == [7]
-            with pytest.raises(AssertionError, match="still reports lost records"):
-                await brokers.in_sync(7, 1)
-            await brokers.store.transact([SetData(BrokerNode.path(1), registration(1))])
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have([7, 1])
+        await brokers.go(1)
+        await brokers.come(1, lost_unsynced=True)
+        assert brokers.partition().isr == [7]
+        with pytest.raises(AssertionError, match="still reports lost records"):
             await brokers.in_sync(7, 1)
-            assert brokers.partition().isr == [7, 1]
-
-    run(story())
+        await brokers.store.transact([SetData(BrokerNode.path(1), registration(1))])
+        await brokers.in_sync(7, 1)
+        assert brokers.partition().isr == [7, 1]
 
 
 # Reassignments
 
 
-def test_a_partition_is_reassigned(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have([7, 1], [1, 7])
-            assert await brokers.moving() == {}
-            assert await brokers.alter({0: [2, 3]}) == {0: 0}
-            assert await brokers.moving() == {("t", 0): ([2, 3, 7, 1], [2, 3], [7, 1])}
-            only = [ListPartitionReassignmentsTopics(name="t", partition_indexes=[1, 9])]
-            assert await brokers.moving(only) == {}
-            await brokers.agrees_with_store()
-            told = brokers.partition()
-            assert (told.leader, told.isr, told.leader_epoch) == (7, [7, 1], 1)
-            await brokers.in_sync(7, 1, 2)
-            assert len(await brokers.moving()) == 1
-            await brokers.in_sync(7, 1, 2, 3)
-            assert await brokers.moving() == {}
-            told = brokers.partition()
-            assert (told.leader, told.replicas, told.isr, told.leader_epoch) == (2, [2, 3], [2, 3], 2)
-            await brokers.agrees_with_store()
-
-    run(story())
+async def test_a_partition_is_reassigned(tmp_path: Path) -> None:
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have([7, 1], [1, 7])
+        assert await brokers.moving() == {}
+        assert await brokers.alter({0: [2, 3]}) == {0: 0}
+        assert await brokers.moving() == {("t", 0): ([2, 3, 7, 1], [2, 3], [7, 1])}
+        only = [ListPartitionReassignmentsTopics(name="t", partition_indexes=[1, 9])]
+        assert await brokers.moving(only) == {}
+        await brokers.agrees_with_store()
+        told = brokers.partition()
+        assert (told.leader, told.isr, told.leader_epoch) == (7, [7, 1], 1)
+        await brokers.in_sync(7, 1, 2)
+        assert len(await brokers.moving()) == 1
+        await brokers.in_sync(7, 1, 2, 3)
+        assert await brokers.moving() == {}
+        told = brokers.partition()
+        assert (told.leader, told.replicas, told.isr, told.leader_epoch) == (2, [2, 3], [2, 3], 2)
+        await brokers.agrees_with_store()
 
 
-def test_a_reassignment_is_cancelled(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have([7, 1], [1, 7])
-            await brokers.alter({0: [2, 7]})
-            await brokers.in_sync(7, 1)
-            assert await brokers.alter({0: None, 1: None, 2: None}) == {
-                0: 0,
-                1: ErrorCode.NO_REASSIGNMENT_IN_PROGRESS,
-                2: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-            }
-            told = brokers.partition()
-            assert (told.leader, told.replicas, told.adding) == (7, [7, 1], [])
-            await brokers.agrees_with_store()
-
-    run(story())
+async def test_a_reassignment_is_cancelled(tmp_path: Path) -> None:
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have([7, 1], [1, 7])
+        await brokers.alter({0: [2, 7]})
+        await brokers.in_sync(7, 1)
+        assert await brokers.alter({0: None, 1: None, 2: None}) == {
+            0: 0,
+            1: ErrorCode.NO_REASSIGNMENT_IN_PROGRESS,
+            2: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        }
+        told = brokers.partition()
+        assert (told.leader, told.replicas, told.adding) == (7, [7, 1], [])
+        await brokers.agrees_with_store()
 
 
-def test_invalid_reassignments_are_refused_per_partition(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have([7], [7], [7])
-            assert await brokers.alter({0: [8], 1: [], 2: [1]}) == {
-                0: ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                1: ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                2: 0,
-            }
-            assert await brokers.alter({0: [1, 2]}, 1, factor_may_change=False) == {
-                0: ErrorCode.INVALID_REPLICATION_FACTOR
-            }
-            assert await brokers.alter({0: [7, 2]}, 1) == {0: 0}
-
-    run(story())
+async def test_invalid_reassignments_are_refused_per_partition(tmp_path: Path) -> None:
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have([7], [7], [7])
+        assert await brokers.alter({0: [8], 1: [], 2: [1]}) == {
+            0: ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            1: ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            2: 0,
+        }
+        assert await brokers.alter({0: [1, 2]}, 1, factor_may_change=False) == {
+            0: ErrorCode.INVALID_REPLICATION_FACTOR
+        }
+        assert await brokers.alter({0: [7, 2]}, 1) == {0: 0}
 
 
-def test_a_reassignment_continues_under_the_next_controller(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have([7, 1])
-            await brokers.alter({0: [2, 1]})
-            # The leader adds the replica to the ISR just before the controller ends.
-            state = brokers.controller.image.topics["t"].partitions[0]
-            path = "/brokers/topics/t/partitions/0/state"
-            data = b'{"controller_epoch":1,"leader":7,"version":1,"leader_epoch":1,"isr":[7,1,2]}'
-            await brokers.store.transact([SetData(path, data, state.partition_epoch)])
-            brokers.controller.election.resign()
-            await brokers.store.transact([Delete("/controller")])
-            assert await brokers.controller.context.activate()
-            told = brokers.partition()
-            assert (told.leader, told.replicas, told.isr, told.leader_epoch) == (2, [2, 1], [1, 2], 2)
-            assert await brokers.moving() == {}
-            await brokers.agrees_with_store()
-
-    run(story())
+async def test_a_reassignment_continues_under_the_next_controller(tmp_path: Path) -> None:
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have([7, 1])
+        await brokers.alter({0: [2, 1]})
+        # The leader adds the replica to the ISR just before the controller ends.
+        state = brokers.controller.image.topics["t"].partitions[0]
+        path = "/brokers/topics/t/partitions/0/state"
+        data = b'{"controller_epoch":1,"leader":7,"version":1,"leader_epoch":1,"isr":[7,1,2]}'
+        await brokers.store.transact([SetData(path, data, state.partition_epoch)])
+        brokers.controller.election.resign()
+        await brokers.store.transact([Delete("/controller")])
+        assert await brokers.controller.context.activate()
+        told = brokers.partition()
+        assert (told.leader, told.replicas, told.isr, told.leader_epoch) == (2, [2, 1], [1, 2], 2)
+        assert await brokers.moving() == {}
+        await brokers.agrees_with_store()
 
 
-def test_another_writer_of_the_topic_node_does_not_prevent_a_reassignment(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have([7], [7])
-            node = await brokers.store.get(TopicNode.path("t"))
-            assert node is not None
-            await brokers.store.transact([SetData(TopicNode.path("t"), node.data)])
-            assert await brokers.alter({0: [1], 1: [2]}) == {0: 0, 1: 0}
-            assert len(await brokers.moving()) == 2
-            await brokers.agrees_with_store()
-
-    run(story())
+async def test_another_writer_of_the_topic_node_does_not_prevent_a_reassignment(tmp_path: Path) -> None:
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have([7], [7])
+        node = await brokers.store.get(TopicNode.path("t"))
+        assert node is not None
+        await brokers.store.transact([SetData(TopicNode.path("t"), node.data)])
+        assert await brokers.alter({0: [1], 1: [2]}) == {0: 0, 1: 0}
+        assert len(await brokers.moving()) == 2
+        await brokers.agrees_with_store()
 
 
-def test_a_broker_that_is_not_the_controller_returns_not_controller(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have([7])
-            brokers.controller.election.resign()
-            topics = [ReassignableTopic(name="t", partitions=[])]
-            asked = brokers.asked
-            for request, version in (
-                (AlterPartitionReassignmentsRequest(topics=topics), 0),
-                (ListPartitionReassignmentsRequest(topics=None), 0),
-                (ElectLeadersRequest(topic_partitions=None), 2),
-                (ControlledShutdownRequest(broker_id=1, broker_epoch=-1), 3),
-            ):
-                assert (await asked.ask(request, version)).error_code == ErrorCode.NOT_CONTROLLER
-            named = ElectLeadersRequest(topic_partitions=[TopicPartitions(topic="t", partitions=[0])])
-            (topic,) = (await asked.ask(named, 0)).replica_election_results
-            assert [one.error_code for one in topic.partition_result] == [ErrorCode.NOT_CONTROLLER]
-
-    run(story())
+async def test_a_broker_that_is_not_the_controller_returns_not_controller(tmp_path: Path) -> None:
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have([7])
+        brokers.controller.election.resign()
+        topics = [ReassignableTopic(name="t", partitions=[])]
+        asked = brokers.asked
+        for request, version in (
+            (AlterPartitionReassignmentsRequest(topics=topics), 0),
+            (ListPartitionReassignmentsRequest(topics=None), 0),
+            (ElectLeadersRequest(topic_partitions=None), 2),
+            (ControlledShutdownRequest(broker_id=1, broker_epoch=-1), 3),
+        ):
+            assert (await asked.ask(request, version)).error_code == ErrorCode.NOT_CONTROLLER
+        named = ElectLeadersRequest(topic_partitions=[TopicPartitions(topic="t", partitions=[0])])
+        (topic,) = (await asked.ask(named, 0)).replica_election_results
+        assert [one.error_code for one in topic.partition_result] == [ErrorCode.NOT_CONTROLLER]
 
 
 # Nodes that administrators write
 
 
-def test_a_requested_reassignment_node_is_applied_and_deleted_at_its_end(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have([7], [7], [7], [7])
-            numbers = {n: TopicPartition("t", n) for n in range(5)}
-            wishes = {numbers[0]: [1], numbers[1]: [2], numbers[2]: [9], numbers[3]: [7], numbers[4]: [7]}
-            await brokers.store.transact([Create(ReassignmentNode.path, ReassignmentNode.encode(wishes))])
+async def test_a_requested_reassignment_node_is_applied_and_deleted_at_its_end(tmp_path: Path) -> None:
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have([7], [7], [7], [7])
+        numbers = {n: TopicPartition("t", n) for n in range(5)}
+        wishes = {numbers[0]: [1], numbers[1]: [2], numbers[2]: [9], numbers[3]: [7], numbers[4]: [7]}
+        await brokers.store.transact([Create(ReassignmentNode.path, ReassignmentNode.encode(wishes))])
 
-            async def left() -> set[int] | None:
-                node = await brokers.store.get(ReassignmentNode.path)
-                return None if node is None else {p.partition for p in ReassignmentNode.decode(node.data)}
-
-            for _ in range(2):  # The node that it wrote itself is read as well.
-                await brokers.controller.reassignments.apply_requested_reassignments()
-                assert await left() == {0, 1}
-            await brokers.in_sync(7, 1)
-            assert await left() == {1}
-            assert await brokers.alter({1: [3]}) == {1: 0}, "the later request takes precedence"
-            assert await left() is None
-            assert list(await brokers.moving()) == [("t", 1)]
-            await brokers.controller.reassignments.apply_requested_reassignments()
-
-    run(story())
-
-
-def test_a_requested_reassignment_node_is_kept_until_it_was_read(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have([7], [7], [7])
-            await brokers.alter({0: [1]})
-            wishes = {TopicPartition("t", 1): [2], TopicPartition("t", 2): [7]}
-            await brokers.store.transact([Create(ReassignmentNode.path, ReassignmentNode.encode(wishes))])
-            await brokers.in_sync(7, 1)
-            await brokers.alter({0: [7]})
+        async def left() -> set[int] | None:
             node = await brokers.store.get(ReassignmentNode.path)
-            assert node is not None
-            assert ReassignmentNode.decode(node.data) == wishes
+            return None if node is None else {p.partition for p in ReassignmentNode.decode(node.data)}
+
+        for _ in range(2):  # The node that it wrote itself is read as well.
             await brokers.controller.reassignments.apply_requested_reassignments()
-            assert list(await brokers.moving()) == [("t", 0), ("t", 1)]
-            (outcome,) = await brokers.controller.admin_manager.delete_topics(["t"])
-            assert outcome.error is None
-            assert not await brokers.store.exists(ReassignmentNode.path)
+            assert await left() == {0, 1}
+        await brokers.in_sync(7, 1)
+        assert await left() == {1}
+        assert await brokers.alter({1: [3]}) == {1: 0}, "the later request takes precedence"
+        assert await left() is None
+        assert list(await brokers.moving()) == [("t", 1)]
+        await brokers.controller.reassignments.apply_requested_reassignments()
 
-    run(story())
+
+async def test_a_requested_reassignment_node_is_kept_until_it_was_read(tmp_path: Path) -> None:
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have([7], [7], [7])
+        await brokers.alter({0: [1]})
+        wishes = {TopicPartition("t", 1): [2], TopicPartition("t", 2): [7]}
+        await brokers.store.transact([Create(ReassignmentNode.path, ReassignmentNode.encode(wishes))])
+        await brokers.in_sync(7, 1)
+        await brokers.alter({0: [7]})
+        node = await brokers.store.get(ReassignmentNode.path)
+        assert node is not None
+        assert ReassignmentNode.decode(node.data) == wishes
+        await brokers.controller.reassignments.apply_requested_reassignments()
+        assert list(await brokers.moving()) == [("t", 0), ("t", 1)]
+        (outcome,) = await brokers.controller.admin_manager.delete_topics(["t"])
+        assert outcome.error is None
+        assert not await brokers.store.exists(ReassignmentNode.path)
 
 
-def test_unreadable_nodes_are_kept_for_the_administrator(
+async def test_unreadable_nodes_are_kept_for_the_administrator(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have([7])
-            paths = [ReassignmentNode.path, PartitionListNode.election_path]
-            await brokers.store.transact([Create(path, b"{}") for path in paths])
-            await brokers.controller.reassignments.apply_requested_reassignments()
-            await brokers.controller.leader_elections.run_requested_elections()
-            assert await brokers.alter({0: [1]}) == {0: 0}
-            assert all([await brokers.store.exists(path) for path in paths])
-            await brokers.store.transact([Delete(path) for path in paths])
-
-    run(story())
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have([7])
+        paths = [ReassignmentNode.path, PartitionListNode.election_path]
+        await brokers.store.transact([Create(path, b"{}") for path in paths])
+        await brokers.controller.reassignments.apply_requested_reassignments()
+        await brokers.controller.leader_elections.run_requested_elections()
+        assert await brokers.alter({0: [1]}) == {0: 0}
+        assert all([await brokers.store.exists(path) for path in paths])
+        await brokers.store.transact([Delete(path) for path in paths])
     for path in (ReassignmentNode.path, PartitionListNode.election_path):
         assert any(path in record.getMessage() for record in caplog.records)
 
 
-def test_requested_elections_are_run(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have([1, 7], [7, 1])
-            await brokers.go(1)
-            await brokers.come(1)
-            await brokers.in_sync(7, 1)
-            asked = [TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)]
-            path = PartitionListNode.election_path
-            await brokers.store.transact([Create(path, PartitionListNode.encode(asked))])
-            await brokers.controller.leader_elections.run_requested_elections()
-            assert brokers.partition().leader == 1
-            assert not await brokers.store.exists(path)
-            await brokers.controller.leader_elections.run_requested_elections()
-
-    run(story())
+async def test_requested_elections_are_run(tmp_path: Path) -> None:
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have([1, 7], [7, 1])
+        await brokers.go(1)
+        await brokers.come(1)
+        await brokers.in_sync(7, 1)
+        asked = [TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)]
+        path = PartitionListNode.election_path
+        await brokers.store.transact([Create(path, PartitionListNode.encode(asked))])
+        await brokers.controller.leader_elections.run_requested_elections()
+        assert brokers.partition().leader == 1
+        assert not await brokers.store.exists(path)
+        await brokers.controller.leader_elections.run_requested_elections()
 
 
 # Elections
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_preferred_replicas_are_elected(tmp_path: Path, version: int) -> None:
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have([1, 7], [7, 1], [1, 7])
-            await brokers.go(1)
-            assert brokers.partition().leader == 7
-            unavailable = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
-            assert await brokers.elect(version, PREFERRED, None) == {0: unavailable, 2: unavailable}
-            await brokers.come(1)
-            await brokers.in_sync(7, 1)
-            assert await brokers.elect(version, PREFERRED, [0, 1, 2, 3]) == {
-                0: 0,
-                1: ErrorCode.ELECTION_NOT_NEEDED,
-                2: unavailable,
-                3: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-            }
-            told = brokers.partition()
-            assert (told.leader, told.isr, told.leader_epoch) == (1, [7, 1], 2)
-            await brokers.in_sync(7, 1, number=2)
-            assert await brokers.elect(version, PREFERRED, None) == {2: 0}
-            assert await brokers.elect(version, PREFERRED, None) == {}
-            await brokers.agrees_with_store()
-
-    run(story())
+async def test_preferred_replicas_are_elected(tmp_path: Path, version: int) -> None:
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have([1, 7], [7, 1], [1, 7])
+        await brokers.go(1)
+        assert brokers.partition().leader == 7
+        unavailable = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+        assert await brokers.elect(version, PREFERRED, None) == {0: unavailable, 2: unavailable}
+        await brokers.come(1)
+        await brokers.in_sync(7, 1)
+        assert await brokers.elect(version, PREFERRED, [0, 1, 2, 3]) == {
+            0: 0,
+            1: ErrorCode.ELECTION_NOT_NEEDED,
+            2: unavailable,
+            3: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        }
+        told = brokers.partition()
+        assert (told.leader, told.isr, told.leader_epoch) == (1, [7, 1], 2)
+        await brokers.in_sync(7, 1, number=2)
+        assert await brokers.elect(version, PREFERRED, None) == {2: 0}
+        assert await brokers.elect(version, PREFERRED, None) == {}
+        await brokers.agrees_with_store()
 
 
-def test_unclean_elections_and_unknown_election_types(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have([1, 2], [7, 3])
-            await brokers.in_sync(1)
-            await brokers.go(1)
-            assert brokers.partition().leader == -1
-            assert await brokers.elect(1, UNCLEAN, [0, 1]) == {0: 0, 1: ErrorCode.ELECTION_NOT_NEEDED}
-            assert (brokers.partition().leader, brokers.partition().isr) == (2, [2])
-            request = ElectLeadersRequest(election_type=5, topic_partitions=None)
-            assert (await brokers.asked.ask(request, 2)).error_code == ErrorCode.INVALID_REQUEST
-
-    run(story())
+async def test_unclean_elections_and_unknown_election_types(tmp_path: Path) -> None:
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have([1, 2], [7, 3])
+        await brokers.in_sync(1)
+        await brokers.go(1)
+        assert brokers.partition().leader == -1
+        assert await brokers.elect(1, UNCLEAN, [0, 1]) == {0: 0, 1: ErrorCode.ELECTION_NOT_NEEDED}
+        assert (brokers.partition().leader, brokers.partition().isr) == (2, [2])
+        request = ElectLeadersRequest(election_type=5, topic_partitions=None)
+        assert (await brokers.asked.ask(request, 2)).error_code == ErrorCode.INVALID_REQUEST
 
 
-def test_preferred_leaders_are_elected_automatically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_preferred_leaders_are_elected_automatically(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tidemill.controller.leader_election_requests.REBALANCE_DELAY_S", 0.0)
 
-    async def story() -> None:
-        async with brokers_in(tmp_path, leader_imbalance_check_interval_seconds=1) as brokers:
-            await brokers.have([1, 7], [7, 1])
-            await brokers.go(1)
-            await brokers.come(1)
-            returned = asyncio.Event()
+    async with brokers_in(tmp_path, leader_imbalance_check_interval_seconds=1) as brokers:
+        await brokers.have([1, 7], [7, 1])
+        await brokers.go(1)
+        await brokers.come(1)
+        returned = asyncio.Event()
 
-            async def look(delta: Delta) -> None:
-                if delta.image.topics["t"].partitions[0].leader == 1:
-                    returned.set()
+        async def look(delta: Delta) -> None:
+            if delta.image.topics["t"].partitions[0].leader == 1:
+                returned.set()
 
-            brokers.asked.metadata_cache.on_change(look)
-            await brokers.in_sync(7, 1)
-            async with asyncio.timeout(30):
-                await returned.wait()
-            await brokers.agrees_with_store()
-
-    run(story())
+        brokers.asked.metadata_cache.on_change(look)
+        await brokers.in_sync(7, 1)
+        async with asyncio.timeout(30):
+            await returned.wait()
+        await brokers.agrees_with_store()
 
 
 # Shutdowns
 
 
-def test_controlled_shutdown_is_accepted_only_from_brokers(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have([1, 7])
-            request = ControlledShutdownRequest(broker_id=1, broker_epoch=-1)
-            response = await brokers.asked.ask(request, 3, INSIDE)
-            assert response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-            assert brokers.partition(0).leader == 1
-            assert not brokers.controller.context.stopping()
-
-    run(story())
+async def test_controlled_shutdown_is_accepted_only_from_brokers(tmp_path: Path) -> None:
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have([1, 7])
+        request = ControlledShutdownRequest(broker_id=1, broker_epoch=-1)
+        response = await brokers.asked.ask(request, 3, INSIDE)
+        assert response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        assert brokers.partition(0).leader == 1
+        assert not brokers.controller.context.stopping()
 
 
-def test_a_request_with_the_epoch_of_an_earlier_registration_changes_no_isr(
+async def test_a_request_with_the_epoch_of_an_earlier_registration_changes_no_isr(
     tmp_path: Path,
 ) -> None:
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            asked: Any = brokers.asked
-            asked.failover = brokers.failover
-            await brokers.have([1, 2])
-            now, topic_id = brokers.partition(), brokers.controller.image.topics["t"].topic_id
-            before = brokers.controller.image.brokers[1].epoch
-            smaller = AlterPartitionRequestPartitionData(
-                partition_index=0,
-                leader_epoch=now.leader_epoch,
-                partition_epoch=now.partition_epoch,
-                new_isr_with_epochs=[BrokerState(broker_id=1, broker_epoch=-1)],
-            )
-            topic = AlterPartitionRequestTopicData(topic_id=topic_id, partitions=[smaller])
-            request = AlterPartitionRequest(broker_id=1, broker_epoch=before - 1, topics=[topic])
-            answer = await asked.ask(request, 3)
-            assert (answer.error_code, answer.topics) == (ErrorCode.STALE_BROKER_EPOCH, [])
-            assert brokers.partition().isr == [1, 2]
-            request.broker_epoch = before
-            answer = await asked.ask(request, 3)
-            assert (answer.error_code, answer.topics[0].partitions[0].error_code) == (0, 0)
-            assert brokers.partition().isr == [1]
-
-    run(story())
+    async with brokers_in(tmp_path) as brokers:
+        asked: Any = brokers.asked
+        asked.failover = brokers.failover
+        await brokers.have([1, 2])
+        now, topic_id = brokers.partition(), brokers.controller.image.topics["t"].topic_id
+        before = brokers.controller.image.brokers[1].epoch
+        smaller = AlterPartitionRequestPartitionData(
+            partition_index=0,
+            leader_epoch=now.leader_epoch,
+            partition_epoch=now.partition_epoch,
+            new_isr_with_epochs=[BrokerState(broker_id=1, broker_epoch=-1)],
+        )
+        topic = AlterPartitionRequestTopicData(topic_id=topic_id, partitions=[smaller])
+        request = AlterPartitionRequest(broker_id=1, broker_epoch=before - 1, topics=[topic])
+        answer = await asked.ask(request, 3)
+        assert (answer.error_code, answer.topics) == (ErrorCode.STALE_BROKER_EPOCH, [])
+        assert brokers.partition().isr == [1, 2]
+        request.broker_epoch = before
+        answer = await asked.ask(request, 3)
+        assert (answer.error_code, answer.topics[0].partitions[0].error_code) == (0, 0)
+        assert brokers.partition().isr == [1]
 
 
 @pytest.mark.parametrize("version", range(4))
-def test_a_controlled_shutdown_moves_leaderships_to_other_brokers(tmp_path: Path, version: int) -> None:
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have([1, 7], [7, 1], [1, 2])
-            await brokers.have([1], name="u")
-            await brokers.in_sync(1, number=2)
-            epoch = brokers.controller.image.brokers[1].epoch
+async def test_a_controlled_shutdown_moves_leaderships_to_other_brokers(tmp_path: Path, version: int) -> None:
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have([1, 7], [7, 1], [1, 2])
+        await brokers.have([1], name="u")
+        await brokers.in_sync(1, number=2)
+        epoch = brokers.controller.image.brokers[1].epoch
 
-            async def leave(broker: int, of_epoch: int = epoch) -> Any:
-                return await brokers.asked.ask(
-                    ControlledShutdownRequest(broker_id=broker, broker_epoch=of_epoch), version
-                )
+        async def leave(broker: int, of_epoch: int = epoch) -> Any:
+            return await brokers.asked.ask(
+                ControlledShutdownRequest(broker_id=broker, broker_epoch=of_epoch), version
+            )
 
-            assert (await leave(9, -1)).error_code == ErrorCode.BROKER_NOT_AVAILABLE
-            if version >= 2:
-                assert (await leave(1, epoch - 1)).error_code == ErrorCode.STALE_BROKER_EPOCH
-            response = await leave(1)
-            assert response.error_code == 0
-            assert [(p.topic_name, p.partition_index) for p in response.remaining_partitions] == [("t", 2)]
-            assert (brokers.partition(0).leader, brokers.partition(0).isr) == (7, [7])
-            assert (brokers.partition(1).leader, brokers.partition(1).isr) == (7, [7])
-            # It is not elected and does not join the ISR until it has started again.
-            assert await brokers.elect(2, PREFERRED, [0]) == {0: ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE}
-            assert await brokers.alter({1: [1, 2]}) == {1: 0}, "an existing replica may stay"
-            await brokers.go(1)
-            await brokers.come(1)
-            assert not brokers.controller.context.stopping()
-            await brokers.in_sync(7, 1)
-            assert await brokers.elect(2, PREFERRED, [0]) == {0: 0}
-            await brokers.agrees_with_store()
-
-    run(story())
+        assert (await leave(9, -1)).error_code == ErrorCode.BROKER_NOT_AVAILABLE
+        if version >= 2:
+            assert (await leave(1, epoch - 1)).error_code == ErrorCode.STALE_BROKER_EPOCH
+        response = await leave(1)
+        assert response.error_code == 0
+        assert [(p.topic_name, p.partition_index) for p in response.remaining_partitions] == [("t", 2)]
+        assert (brokers.partition(0).leader, brokers.partition(0).isr) == (7, [7])
+        assert (brokers.partition(1).leader, brokers.partition(1).isr) == (7, [7])
+        # It is not elected and does not join the ISR until it has started again.
+        assert await brokers.elect(2, PREFERRED, [0]) == {0: ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE}
+        assert await brokers.alter({1: [1, 2]}) == {1: 0}, "an existing replica may stay"
+        await brokers.go(1)
+        await brokers.come(1)
+        assert not brokers.controller.context.stopping()
+        await brokers.in_sync(7, 1)
+        assert await brokers.elect(2, PREFERRED, [0]) == {0: 0}
+        await brokers.agrees_with_store()

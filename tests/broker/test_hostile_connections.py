@@ -107,7 +107,7 @@ def test_max_connections_per_ip_limits_connections(broker: Broker) -> None:
     limits = {"max.connections.per.ip": 2, "max.connections.per.ip.overrides": "127.0.0.2:3,127.0.0.3:0"}
     with Broker(limits) as small, contextlib.ExitStack() as stack:
 
-        def let_in(address: str) -> bool:
+        def is_accepted(address: str) -> bool:
             peer = socket.create_connection((small.host, small.port), 10, source_address=(address, 0))
             stack.enter_context(contextlib.closing(peer))
             peer.sendall(encode_request(ApiKey.API_VERSIONS, 0, 1, None, ApiVersionsRequest()))
@@ -116,10 +116,10 @@ def test_max_connections_per_ip_limits_connections(broker: Broker) -> None:
             except ConnectionError:
                 return False
 
-        assert [let_in("127.0.0.1") for _ in range(4)] == [True, True, False, False]
-        assert [let_in("127.0.0.2") for _ in range(4)] == [True, True, True, False]
-        assert not let_in("127.0.0.3")
-        assert let_in("127.0.0.4")
+        assert [is_accepted("127.0.0.1") for _ in range(4)] == [True, True, False, False]
+        assert [is_accepted("127.0.0.2") for _ in range(4)] == [True, True, True, False]
+        assert not is_accepted("127.0.0.3")
+        assert is_accepted("127.0.0.4")
         check_log(small)
 
 

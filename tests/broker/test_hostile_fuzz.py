@@ -53,7 +53,7 @@ def test_every_version_of_every_api_accepts_random_values(broker: Broker) -> Non
                 burst(broker, generator.valid_request(key, version), 0.01)
 
 
-def test_thousands_of_random_frames(broker: Broker) -> None:
+def test_thousands_of_random_frames_do_not_stop_the_broker(broker: Broker) -> None:
     seed = seed_of()
     print(f"TIDEMILL_SEED={seed}")
     topic_id = make_topic(broker, "victim", 2)

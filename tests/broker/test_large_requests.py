@@ -200,7 +200,7 @@ def test_a_handler_in_slices_gets_the_exception_of_its_future() -> None:
     run(scenario())
 
 
-def test_slices_of_a_list() -> None:
+def test_a_list_is_split_into_slices() -> None:
     pieces = slices_of(list(range(2 * ITEMS_AT_ONCE_MAX + 1)))
     assert [len(piece) for piece in pieces] == [ITEMS_AT_ONCE_MAX, ITEMS_AT_ONCE_MAX, 1]
     assert [one for piece in pieces for one in piece] == list(range(2 * ITEMS_AT_ONCE_MAX + 1))

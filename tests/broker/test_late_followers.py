@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from faulty_files import FaultyFiles
-from test_controller_channel_manager import BROKERS, OTHER, OWN, Peer, batch_of, image, run_with_channel
-from test_controller_requests import FIRST, NODE, BrokerStage, run_stage
+from test_controller_channel_manager import BROKERS, OTHER, OWN, Peer, batch_of, channel_to, image
+from test_controller_requests import FIRST, NODE, broker_stage
 
-from tidemill.broker.controller_channel_manager import BrokerStateListener, ControllerChannel
 from tidemill.broker.controller_request_batch import batch_for
 from tidemill.coordination.cluster_image import ClusterImage, Delta
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
@@ -80,19 +79,17 @@ def test_a_topic_deleted_before_it_was_sent_has_no_new_followers() -> None:
 
 
 @pytest.mark.parametrize("broken", [1, 2])
-def test_unacknowledged_new_followers_are_sent_again(broken: int) -> None:
+async def test_unacknowledged_new_followers_are_sent_again(broken: int) -> None:
     topic = topic_led_by(OTHER, OWN)
     peer = Peer(broken)
 
-    async def story(channel: ControllerChannel, listener: BrokerStateListener) -> None:
+    async with channel_to(peer) as (channel, _):
         batch = batch_of(Delta(image(), image(topic), created=[topic]))
         await channel.enqueue(batch)
         assert peer.requests[-1] in (UPDATE, LEAD)
         # The next batch has its own future, although the former one is not completely acknowledged.
         later = topic_led_by(OTHER, OTHER, epoch=1)
         await channel.enqueue(batch_of(Delta(image(topic), image(later), changed=[(topic, later)])))
-
-    run_with_channel(peer, story)
     if broken == 1:
         assert peer.requests == [LEAD, UPDATE, LEAD, UPDATE, LEAD, LEAD, UPDATE]
     else:
@@ -104,8 +101,8 @@ def delta_of(topic: TopicImage) -> Delta:
     return Delta(ClusterImage(), ClusterImage(topics={topic.name: topic}), created=[topic])
 
 
-def test_the_controllers_broker_creates_leaders_before_it_publishes_and_new_followers_after() -> None:
-    async def story(stage: BrokerStage) -> None:
+async def test_the_controllers_broker_creates_leaders_before_it_publishes_and_new_followers_after() -> None:
+    async with broker_stage() as stage:
         published = asyncio.get_running_loop().create_future()
         there: list[list[int]] = []
 
@@ -125,13 +122,11 @@ def test_the_controllers_broker_creates_leaders_before_it_publishes_and_new_foll
         assert follows is not None
         assert (follows.leader, follows.is_leader) == (2, False)
 
-    run_stage(story)
 
-
-def test_a_new_follower_that_cannot_be_created_is_reported(
+async def test_a_new_follower_that_cannot_be_created_is_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story(stage: BrokerStage) -> None:
+    async with broker_stage() as stage:
         failed = stage.listener.failed
         files = stage.broker.log_manager.files
         assert isinstance(files, FaultyFiles)
@@ -148,11 +143,9 @@ def test_a_new_follower_that_cannot_be_created_is_reported(
         assert follows is not None
         assert not follows.is_offline
 
-    run_stage(story)
 
-
-def test_a_leader_that_the_controllers_broker_cannot_create_is_reported() -> None:
-    async def story(stage: BrokerStage) -> None:
+async def test_a_leader_that_the_controllers_broker_cannot_create_is_reported() -> None:
+    async with broker_stage() as stage:
         failed: list[tuple[bytes, int]] = []
 
         def note(partitions: Sequence[tuple[bytes, int]]) -> None:
@@ -168,11 +161,9 @@ def test_a_leader_that_the_controllers_broker_cannot_create_is_reported() -> Non
         await stage.applier.apply_delta(delta_of(topic))
         assert failed == [(FIRST, 0)]
 
-    run_stage(story)
 
-
-def test_an_added_partition_that_the_controllers_broker_cannot_create_is_reported_once() -> None:
-    async def story(stage: BrokerStage) -> None:
+async def test_an_added_partition_that_the_controllers_broker_cannot_create_is_reported_once() -> None:
+    async with broker_stage() as stage:
         failed = stage.listener.failed
         files = stage.broker.log_manager.files
         assert isinstance(files, FaultyFiles)
@@ -187,11 +178,9 @@ def test_an_added_partition_that_the_controllers_broker_cannot_create_is_reporte
         await stage.applier.apply_delta(Delta(image(grown), image(after), changed=[(grown, after)]))
         assert failed == [(FIRST, 1)]
 
-    run_stage(story)
 
-
-def test_an_offline_replica_of_the_controllers_broker_is_reported_when_it_is_served() -> None:
-    async def story(stage: BrokerStage) -> None:
+async def test_an_offline_replica_of_the_controllers_broker_is_reported_when_it_is_served() -> None:
+    async with broker_stage() as stage:
         served = stage.listener.served
         topic = topic_led_by(NODE, NODE)
         await stage.applier.apply_delta(delta_of(topic))
@@ -201,11 +190,9 @@ def test_an_offline_replica_of_the_controllers_broker_is_reported_when_it_is_ser
         await stage.applier.apply_delta(Delta(image(topic), image(after), changed=[(topic, after)]))
         assert served == [(FIRST, 1)]
 
-    run_stage(story)
 
-
-def test_a_replica_marked_as_new_is_created_after_a_directory_has_failed() -> None:
-    async def story(stage: BrokerStage) -> None:
+async def test_a_replica_marked_as_new_is_created_after_a_directory_has_failed() -> None:
+    async with broker_stage("/d", "/e") as stage:
         broker = stage.broker
         broker.log_manager.dirs.fail_directory("/d", "its disk broke")
         await stage.update_metadata(("t", FIRST, [0, 1]), leader=2)
@@ -213,5 +200,3 @@ def test_a_replica_marked_as_new_is_created_after_a_directory_has_failed() -> No
         await stage.lead("t", FIRST, 0, leader=2, fails=True)
         await stage.lead("t", FIRST, 1, leader=2, is_new=True)
         assert list(broker.log_manager.logs) == [TopicPartition("t", 1)]
-
-    run_stage(story, "/d", "/e")

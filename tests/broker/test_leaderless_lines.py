@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from test_handlers_moves import brokers_in
-from test_handlers_topics import run
 
 from tidemill.controller import leaderless_report
 from tidemill.controller.leader_election import default_policy
@@ -39,90 +38,78 @@ ADVICE = (
 )
 
 
-def test_partitions_without_a_leader_are_one_warning_and_their_election_is_one_line(
+async def test_partitions_without_a_leader_are_one_warning_and_their_election_is_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have(*[[1]] * 6, [7])
-            lines(caplog)
-            await brokers.go(1)
-            assert lines(caplog) == [
-                (
-                    "WARNING",
-                    "6 partitions have no leader, as no eligible replica is available: t-0, t-1, t-2 and 3 "
-                    f"more; waiting for brokers [1]: start them. {ADVICE}",
-                )
-            ]
-            await brokers.go(2)
-            assert lines(caplog) == [], "it changes nothing for them"
-            await brokers.come(1)
-            assert lines(caplog) == [("INFO", "6 partitions have a leader again: t-0, t-1, t-2 and 3 more")]
-
-    run(story())
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have(*[[1]] * 6, [7])
+        lines(caplog)
+        await brokers.go(1)
+        assert lines(caplog) == [
+            (
+                "WARNING",
+                "6 partitions have no leader, as no eligible replica is available: t-0, t-1, t-2 and 3 "
+                f"more; waiting for brokers [1]: start them. {ADVICE}",
+            )
+        ]
+        await brokers.go(2)
+        assert lines(caplog) == [], "it changes nothing for them"
+        await brokers.come(1)
+        assert lines(caplog) == [("INFO", "6 partitions have a leader again: t-0, t-1, t-2 and 3 more")]
 
 
-def test_created_and_deleted_partitions_are_not_logged(
+async def test_created_and_deleted_partitions_are_not_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have([1], [7])
-            await brokers.controller.admin_manager.delete_topics(["t"])
-            assert lines(caplog) == []
-
-    run(story())
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have([1], [7])
+        await brokers.controller.admin_manager.delete_topics(["t"])
+        assert lines(caplog) == []
 
 
-def test_a_new_controller_logs_the_partitions_without_a_leader(
+async def test_a_new_controller_logs_the_partitions_without_a_leader(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have([1])
-            await brokers.go(1)
-            lines(caplog)
-            brokers.controller.election.resign()
-            await brokers.controller.context.activate(dead=7)
-            await asyncio.sleep(0.05)
-            assert lines(caplog) == [
-                (
-                    "WARNING",
-                    "1 partition has no leader, as no eligible replica is available: t-0; waiting for "
-                    f"brokers [1]: start them. {ADVICE}",
-                )
-            ]
-
-    run(story())
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have([1])
+        await brokers.go(1)
+        lines(caplog)
+        brokers.controller.election.resign()
+        await brokers.controller.context.activate(dead=7)
+        await asyncio.sleep(0.05)
+        assert lines(caplog) == [
+            (
+                "WARNING",
+                "1 partition has no leader, as no eligible replica is available: t-0; waiting for "
+                f"brokers [1]: start them. {ADVICE}",
+            )
+        ]
 
 
-def test_partitions_of_a_cluster_that_starts_are_left_time_before_they_are_a_warning(
+async def test_leaderless_partitions_of_a_starting_cluster_are_a_warning_after_a_delay(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leaderless_report, "CLUSTER_START_S", 0.2)
 
-    async def story() -> None:
-        async with brokers_in(tmp_path) as brokers:
-            await brokers.have([1], [2])
-            await brokers.go(1, 2)
-            lines(caplog)
-            brokers.controller.election.resign()
-            # As in a process that was started just now.
-            brokers.controller.context.known_image = ClusterImage
-            await brokers.controller.context.activate(dead=7)
-            await asyncio.sleep(0.05)
-            assert lines(caplog) == []
-            await brokers.come(2)
-            assert lines(caplog) == [("INFO", "1 partition has a leader again: t-1")]
-            await asyncio.sleep(0.3)
-            ((level, text),) = lines(caplog)
-            assert level == "WARNING"
-            assert text.startswith("1 partition has no leader, as no eligible replica is available: t-0;")
-
-    run(story())
+    async with brokers_in(tmp_path) as brokers:
+        await brokers.have([1], [2])
+        await brokers.go(1, 2)
+        lines(caplog)
+        brokers.controller.election.resign()
+        # As in a process that was started just now.
+        brokers.controller.context.known_image = ClusterImage
+        await brokers.controller.context.activate(dead=7)
+        await asyncio.sleep(0.05)
+        assert lines(caplog) == []
+        await brokers.come(2)
+        assert lines(caplog) == [("INFO", "1 partition has a leader again: t-1")]
+        await asyncio.sleep(0.3)
+        ((level, text),) = lines(caplog)
+        assert level == "WARNING"
+        assert text.startswith("1 partition has no leader, as no eligible replica is available: t-0;")
 
 
-def test_10000_partitions_without_a_leader_are_one_line_and_do_not_hold_the_loop(
+def test_10000_partitions_without_a_leader_are_one_line_and_do_not_block_the_event_loop(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     led = tuple(PartitionImage(number, 1, 0, [1], [1]) for number in range(10_000))

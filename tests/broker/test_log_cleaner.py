@@ -795,22 +795,19 @@ def test_changed_settings_end_the_backoff(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("turns", range(4))
-def test_a_stop_at_the_time_of_a_settings_change_is_not_lost(stage: Stage, turns: int) -> None:
+async def test_a_stop_at_the_time_of_a_settings_change_is_not_lost(stage: Stage, turns: int) -> None:
     """The cancelled wait has ended ``turns`` turns of the loop before."""
 
-    async def story() -> None:
-        task = asyncio.create_task(stage.compaction.run())
-        await asyncio.sleep(0.05)
-        stage.compaction.reconfigured()
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        done, _ = await asyncio.wait([task], timeout=1.0)
-        is_done = task in done
-        task.cancel()
-        assert is_done
-
-    asyncio.run(story())
+    task = asyncio.create_task(stage.compaction.run())
+    await asyncio.sleep(0.05)
+    stage.compaction.reconfigured()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=1.0)
+    is_done = task in done
+    task.cancel()
+    assert is_done
 
 
 def test_the_cleaner_process_ends_with_its_broker(tmp_path: Path) -> None:

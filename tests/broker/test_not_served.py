@@ -24,8 +24,6 @@ from tidemill.broker.handlers import not_served
 from tidemill.broker.request_context import RequestContext
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.net import peer as connections
-from tidemill.replication.partition import Partition
-from tidemill.server.broker_server import BrokerServer
 from tidemill.wire.apis import API, ApiKey, request_class, response_class
 from tidemill.wire.codec import decode, encode
 from tidemill.wire.header import decode_response, encode_request
@@ -87,16 +85,13 @@ def comparable(message: Any) -> Any:
     return message
 
 
-def test_apache_kafka_refuses_with_the_same_responses() -> None:
-    async def compare() -> None:
-        for line in LINES:
-            key, version = line["key"], line["version"]
-            request = decode(request_class(key), version, bytes.fromhex(line["request"]))
-            ours = encode(await refusal(key, version, request), version)
-            theirs = decode(response_class(key), version, bytes.fromhex(line["response"]))
-            assert comparable(decode(response_class(key), version, ours)) == comparable(theirs), line
-
-    asyncio.run(compare())
+async def test_apache_kafka_refuses_with_the_same_responses() -> None:
+    for line in LINES:
+        key, version = line["key"], line["version"]
+        request = decode(request_class(key), version, bytes.fromhex(line["request"]))
+        ours = encode(await refusal(key, version, request), version)
+        theirs = decode(response_class(key), version, bytes.fromhex(line["response"]))
+        assert comparable(decode(response_class(key), version, ours)) == comparable(theirs), line
 
 
 def test_the_table_has_all_apis_that_are_not_served() -> None:
@@ -119,8 +114,8 @@ def codes(message: Any) -> list[int]:
     return found
 
 
-def test_an_unserved_request_gets_a_response_and_its_connection_stays_open(tmp_path: Path) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+async def test_an_unserved_request_gets_a_response_and_its_connection_stays_open(tmp_path: Path) -> None:
+    async with served(tmp_path) as (server, _):
         peer = await Peer.of(server)
         for key, version in REFUSED:
             for number in range(3):
@@ -135,8 +130,6 @@ def test_an_unserved_request_gets_a_response_and_its_connection_stays_open(tmp_p
         told = {one.api_key for one in (await peer.answer(ApiKey.API_VERSIONS, 0)).api_keys}
         assert told == set(APIS)  # Refused APIs are not announced.
         await peer.close()
-
-    served(test, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -172,8 +165,8 @@ async def frame_of(peer: Peer) -> bytes:
     return await peer.reader.readexactly(size)
 
 
-def test_a_large_unserved_request_does_not_delay_others(tmp_path: Path) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+async def test_a_large_unserved_request_does_not_delay_others(tmp_path: Path) -> None:
+    async with served(tmp_path) as (server, _):
         peer, other = await Peer.of(server), await Peer.of(server)
         topic = AddPartitionsToTxnTopic(name="t", partitions=list(range(99_000)))
         large = AddPartitionsToTxnRequest(v3_and_below_transactional_id="x", v3_and_below_topics=[topic])
@@ -193,8 +186,6 @@ def test_a_large_unserved_request_does_not_delay_others(tmp_path: Path) -> None:
         await peer.close()
         await other.close()
 
-    served(test, tmp_path)
-
 
 @pytest.mark.parametrize(
     ("key", "version", "text"),
@@ -211,8 +202,8 @@ def test_an_unknown_api_key_or_version_raises_a_protocol_error(key: int, version
         api_for(key, version)
 
 
-def test_a_version_outside_of_the_known_range_closes_the_connection(tmp_path: Path) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+async def test_a_version_outside_of_the_known_range_closes_the_connection(tmp_path: Path) -> None:
+    async with served(tmp_path) as (server, _):
         for key, spec in API.items():
             if (
                 key == ApiKey.API_VERSIONS
@@ -227,11 +218,9 @@ def test_a_version_outside_of_the_known_range_closes_the_connection(tmp_path: Pa
                 assert await peer.reader.read() == b"", (key, unknown)
                 await peer.close()
 
-    served(test, tmp_path)
 
-
-def test_a_malformed_unserved_request_closes_the_connection(tmp_path: Path) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+async def test_a_malformed_unserved_request_closes_the_connection(tmp_path: Path) -> None:
+    async with served(tmp_path) as (server, _):
         topics = [AddPartitionsToTxnTopic(name="t", partitions=[1, 2])]
         whole = encode_request(24, 3, 7, "c", AddPartitionsToTxnRequest(v3_and_below_topics=topics))
         for cut in (1, 5, 12):
@@ -240,10 +229,8 @@ def test_a_malformed_unserved_request_closes_the_connection(tmp_path: Path) -> N
             assert await peer.reader.read() == b""
             await peer.close()
 
-    served(test, tmp_path)
 
-
-def test_each_user_is_refused_once() -> None:
+def test_each_user_has_one_result() -> None:
     request = AlterUserScramCredentialsRequest(
         deletions=[ScramCredentialDeletion(name="a", mechanism=1)],
         upsertions=[ScramCredentialUpsertion(name=name, mechanism=2) for name in ("b", "a")],
@@ -260,11 +247,11 @@ async def ask(peer: Peer, key: int, version: int, request: Any) -> Any:
     return await peer.answer(key, version)
 
 
-def test_there_are_no_client_quotas(tmp_path: Path) -> None:
+async def test_there_are_no_client_quotas(tmp_path: Path) -> None:
     def component(kind: str, match_type: int = 0, match: str | None = "x") -> ComponentData:
         return ComponentData(entity_type=kind, match_type=match_type, match=match)
 
-    async def test(server: BrokerServer, partition: Partition) -> None:
+    async with served(tmp_path) as (server, _):
         peer = await Peer.of(server)
         for version in (0, 1):
             for good in (
@@ -291,11 +278,9 @@ def test_there_are_no_client_quotas(tmp_path: Path) -> None:
                 assert answer.error_message
         await peer.close()
 
-    served(test, tmp_path)
 
-
-def test_there_are_no_scram_credentials(tmp_path: Path) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+async def test_there_are_no_scram_credentials(tmp_path: Path) -> None:
+    async with served(tmp_path) as (server, _):
         peer, key = await Peer.of(server), ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS
         for users in (None, []):
             answer = await ask(peer, key, 0, DescribeUserScramCredentialsRequest(users=users))
@@ -309,11 +294,9 @@ def test_there_are_no_scram_credentials(tmp_path: Path) -> None:
         ]
         await peer.close()
 
-    served(test, tmp_path)
 
-
-def test_a_feature_that_cannot_change_is_refused_with_invalid_update_version(tmp_path: Path) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+async def test_a_feature_that_cannot_change_is_refused_with_invalid_update_version(tmp_path: Path) -> None:
+    async with served(tmp_path) as (server, _):
         peer, key = await Peer.of(server), ApiKey.UPDATE_FEATURES
         for version in range(3):
             for name, level in (
@@ -340,18 +323,14 @@ def test_a_feature_that_cannot_change_is_refused_with_invalid_update_version(tmp
             assert nothing.error_code == 0
         await peer.close()
 
-    served(test, tmp_path)
 
-
-def test_describe_quorum_is_refused_as_by_a_zookeeper_cluster(tmp_path: Path) -> None:
+async def test_describe_quorum_is_refused_as_by_a_zookeeper_cluster(tmp_path: Path) -> None:
     """It is not announced. A client that sends it without ApiVersions gets the same error."""
 
-    async def test(server: BrokerServer, partition: Partition) -> None:
+    async with served(tmp_path) as (server, _):
         peer = await Peer.of(server)
         for version in range(3):
             answer = await ask(peer, ApiKey.DESCRIBE_QUORUM, version, DescribeQuorumRequest(topics=[]))
             assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
             assert answer.topics == []
         await peer.close()
-
-    served(test, tmp_path)

@@ -60,16 +60,16 @@ def test_partitions_added_before_the_first_use_are_ignored() -> None:
     assert cluster.topic.partition_count() == 5
 
 
-def test_the_partition_count_stays_while_the_topic_is_missing() -> None:
+@pytest.mark.parametrize(
+    ("published", "used"),
+    [
+        pytest.param([(5,), (0,), (5,)], [5, 5, 5], id="stays while the topic is missing"),
+        pytest.param([(5,), (0,), (3, SECOND), (4,)], [5, 5, 3, 4], id="is that of the recreated topic"),
+        pytest.param([(5, ZERO_ID), (12,), (12, SECOND)], [5, 5, 12], id="stays when the topic gets its id"),
+    ],
+)
+def test_the_partition_count_changes_only_with_the_topic(
+    published: list[tuple[Any, ...]], used: list[int]
+) -> None:
     cluster = Cluster()
-    assert [cluster.after(5), cluster.after(0), cluster.after(5)] == [5, 5, 5]
-
-
-def test_a_recreated_topic_has_a_new_partition_count() -> None:
-    cluster = Cluster()
-    assert [cluster.after(5), cluster.after(0), cluster.after(3, SECOND), cluster.after(4)] == [5, 5, 3, 4]
-
-
-def test_the_partition_count_stays_when_the_topic_gets_its_id() -> None:
-    cluster = Cluster()
-    assert [cluster.after(5, ZERO_ID), cluster.after(12), cluster.after(12, SECOND)] == [5, 5, 12]
+    assert [cluster.after(*metadata) for metadata in published] == used

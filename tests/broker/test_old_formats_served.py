@@ -331,7 +331,7 @@ def test_other_requests_are_handled_during_conversions(broker: Broker, topic: st
         assert client_thread.rounds > before + 10
 
 
-def test_a_slow_consumer_takes_little_memory(broker: Broker, topic: str) -> None:
+def test_a_slow_consumer_uses_little_memory(broker: Broker, topic: str) -> None:
     make_topic(broker, topic)
     for number in range(40):
         assert produce(broker, topic, batch(0, 900, NO_COMPRESSION, 1000), 8).error_code == 0, number

@@ -150,7 +150,7 @@ def test_admitted_records_are_appended(sent: Sent) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(WRONG)), ids=[name for name, _ in EXPECTED])
-def test_each_check_refuses_alone(sent: Sent, number: int) -> None:
+def test_each_check_of_the_table_refuses(sent: Sent, number: int) -> None:
     WRONG[number](sent)
     assert sent.code() == EXPECTED[number][1]
     assert sent.bench.partition().log.end_offset == 0

@@ -288,14 +288,14 @@ def test_missing_offsets_of_the_leader_are_requested_again(
     caplog.set_level("INFO")
     timestamps: list[int] = []
 
-    async def unsaid_at_first(
+    async def unknown_at_first(
         loop: ReplicaFetcherTask, link: Link, which: Any, timestamp: int
     ) -> dict[Any, Any]:
         timestamps.append(timestamp)
         said = ListOffsetsPartitionResponse(offset=1 if timestamp == EARLIEST else 2)
         return {("t", 0): said} if len(timestamps) > 2 else {}
 
-    monkeypatch.setattr(ReplicaFetcherTask, "_list_offsets", unsaid_at_first)
+    monkeypatch.setattr(ReplicaFetcherTask, "_list_offsets", unknown_at_first)
     leader = stage.bench.partition("t", 0)
     for value in (b"a", b"b"):
         data = batch(value)

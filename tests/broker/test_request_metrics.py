@@ -12,7 +12,6 @@ from test_request_order import COSTLY, SMALL, Peer, served, until
 from tidemill.broker.kafka_apis import FETCH, PRODUCE, TIMED_EVERY
 from tidemill.controller.topics import NewTopic
 from tidemill.records.batch import parse_batch
-from tidemill.replication.partition import Partition
 from tidemill.server.broker_metrics import PARTITIONS_A_TURN, families
 from tidemill.server.broker_server import BrokerServer
 from tidemill.server.metrics import ProcessMetrics, render
@@ -20,8 +19,8 @@ from tidemill.server.metrics import ProcessMetrics, render
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
-def test_some_produces_and_fetches_are_timed(tmp_path: Path) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+async def test_some_produces_and_fetches_are_timed(tmp_path: Path) -> None:
+    async with served(tmp_path) as (server, partition):
         requests = server.kafka_apis
         peer = await Peer.of(server)
         for _ in range(TIMED_EVERY + 1):
@@ -51,16 +50,14 @@ def test_some_produces_and_fetches_are_timed(tmp_path: Path) -> None:
         await peer.close()
         await other.close()
 
-    served(test, tmp_path)
-
 
 @pytest.mark.parametrize(
     ("key", "is_counted"), [(-1, False), (99, True), (127, True), (128, False), (0x7FFF, False)]
 )
-def test_an_unknown_api_closes_the_connection_and_is_counted_below_128(
+async def test_an_unknown_api_closes_the_connection_and_is_counted_below_128(
     tmp_path: Path, key: int, is_counted: bool
 ) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+    async with served(tmp_path) as (server, _):
         peer = await Peer.of(server)
         body = struct.pack(">hhih", key, 0, 7, -1)
         peer.writer.write(struct.pack(">i", len(body)) + body)
@@ -71,11 +68,9 @@ def test_an_unknown_api_closes_the_connection_and_is_counted_below_128(
             [str(key)] if is_counted else []
         )
 
-    served(test, tmp_path)
 
-
-def test_the_time_of_a_request_includes_its_delay(tmp_path: Path) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+async def test_the_time_of_a_request_includes_its_delay(tmp_path: Path) -> None:
+    async with served(tmp_path) as (server, _):
         peer = await Peer.of(server)
         peer.fetch(wait_ms=150)
         await peer.fetched()
@@ -83,11 +78,9 @@ def test_the_time_of_a_request_includes_its_delay(tmp_path: Path) -> None:
         assert server.kafka_apis.local_times[FETCH].sum < 0.149
         await peer.close()
 
-    served(test, tmp_path)
 
-
-def test_metrics_of_many_partitions_are_collected_in_several_turns(tmp_path: Path) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+async def test_metrics_of_many_partitions_are_collected_in_several_turns(tmp_path: Path) -> None:
+    async with served(tmp_path) as (server, partition):
         entry = server.broker.replica_manager.topics.by_name[partition.topic.encode()]
         before = sum(one is None for one in families(server))
         entry.partitions.extend([partition] * (3 * PARTITIONS_A_TURN))
@@ -100,8 +93,6 @@ def test_metrics_of_many_partitions_are_collected_in_several_turns(tmp_path: Pat
         ((_, count),) = partitions.samples
         assert count == sum(1 for _ in server.broker.replica_manager.all()) + 3 * PARTITIONS_A_TURN
 
-    served(test, tmp_path)
-
 
 def samples(server: BrokerServer, name: str) -> dict[str, float]:
     """Returns the samples of a metric by topic, with an empty topic for samples without one."""
@@ -111,8 +102,8 @@ def samples(server: BrokerServer, name: str) -> dict[str, float]:
     }
 
 
-def test_the_counters_of_a_topic_do_not_decrease_with_a_moved_partition(tmp_path: Path) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+async def test_the_counters_of_a_topic_do_not_decrease_with_a_moved_partition(tmp_path: Path) -> None:
+    async with served(tmp_path) as (server, _):
         await server.broker.controller.admin_manager.create_topics([NewTopic("pair", 2, 1)])
         batch = parse_batch(SMALL, 0, len(SMALL))
         for index in range(2):
@@ -125,11 +116,9 @@ def test_the_counters_of_a_topic_do_not_decrease_with_a_moved_partition(tmp_path
         server.broker.replica_manager.stop_replica("pair", 1, delete=True)
         assert "pair" not in samples(server, "tidemill_topic_messages_in"), "no series is left behind"
 
-    served(test, tmp_path)
 
-
-def test_a_partition_without_leader_or_disk_counts_once_as_offline(tmp_path: Path) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+async def test_a_partition_without_leader_or_disk_counts_once_as_offline(tmp_path: Path) -> None:
+    async with served(tmp_path) as (server, partition):
         metadata = server.broker.metadata_cache
         assert samples(server, "tidemill_offline_partitions") == {"": 0}
         partition.mark_offline("its disk is broken")
@@ -139,15 +128,11 @@ def test_a_partition_without_leader_or_disk_counts_once_as_offline(tmp_path: Pat
         metadata.image = metadata.image.with_topics([topic.with_partitions(nobody)])
         assert samples(server, "tidemill_offline_partitions") == {"": 1}
 
-    served(test, tmp_path)
 
-
-def test_the_operations_page_lists_every_metric(tmp_path: Path) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+async def test_the_operations_page_lists_every_metric(tmp_path: Path) -> None:
+    async with served(tmp_path) as (server, _):
         made = [one for one in (*families(server), *ProcessMetrics().families()) if one is not None]
         names = {one.name + ("_total" if one.kind == "counter" else "") for one in made}
         page = OPERATIONS.read_text(encoding="utf-8")
         table = page[page.index("| metric |") : page.index("Lag of a group")]
         assert set(re.findall(r"`((?:tidemill|process)_[a-z_]+)`", table)) == names
-
-    served(test, tmp_path)

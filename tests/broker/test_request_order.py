@@ -7,7 +7,8 @@ import gc
 import logging
 import struct
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,18 +83,13 @@ class Peer:
         await self.writer.wait_closed()
 
 
-def served(
-    test: Callable[[BrokerServer, Partition], Awaitable[None]], tmp_path: Path, *settings: str
-) -> None:
-    """Runs ``test`` with a broker in this process and one topic."""
+@asynccontextmanager
+async def served(tmp_path: Path, *settings: str) -> AsyncIterator[tuple[BrokerServer, Partition]]:
+    """A broker in this process, and the partition of its only topic."""
     sets = ["listeners=PLAINTEXT://127.0.0.1:0", f"log.dirs={tmp_path / 'data'}", *settings]
-
-    async def run() -> None:
-        async with running(BrokerConfig.from_sources(None, sets, {})) as server:
-            await server.broker.controller.admin_manager.create_topics([NewTopic(TOPIC, 1, 1)])
-            await test(server, server.broker.partition(TOPIC, 0))
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    async with asyncio.timeout(60), running(BrokerConfig.from_sources(None, sets, {})) as server:
+        await server.broker.controller.admin_manager.create_topics([NewTopic(TOPIC, 1, 1)])
+        yield server, server.broker.partition(TOPIC, 0)
     gc.collect()
 
 
@@ -111,8 +107,8 @@ class HeldUp:
         server.produce_validation.workers.submit(self.release.wait, 30)
 
 
-def test_a_produce_is_handled_after_a_delayed_fetch_of_its_connection(tmp_path: Path) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+async def test_a_produce_is_handled_after_a_delayed_fetch_of_its_connection(tmp_path: Path) -> None:
+    async with served(tmp_path) as (server, _):
         peer = await Peer.of(server)
         peer.fetch(wait_ms=200)
         peer.produce(SMALL)
@@ -125,11 +121,9 @@ def test_a_produce_is_handled_after_a_delayed_fetch_of_its_connection(tmp_path: 
         assert (await peer.produced()).base_offset == 2000
         await peer.close()
 
-    served(test, tmp_path)
 
-
-def test_produces_of_a_connection_stay_in_order_behind_a_costly_one(tmp_path: Path) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+async def test_produces_of_a_connection_stay_in_order_behind_a_costly_one(tmp_path: Path) -> None:
+    async with served(tmp_path) as (server, _):
         held = HeldUp(server)
         peer = await Peer.of(server)
         peer.produce(COSTLY)
@@ -143,11 +137,9 @@ def test_produces_of_a_connection_stay_in_order_behind_a_costly_one(tmp_path: Pa
         await peer.close()
         await other.close()
 
-    served(test, tmp_path)
 
-
-def test_a_costly_batch_with_acks_0_is_stored_after_the_connection_is_closed(tmp_path: Path) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+async def test_a_costly_batch_with_acks_0_is_stored_after_the_connection_is_closed(tmp_path: Path) -> None:
+    async with served(tmp_path) as (server, partition):
         held = HeldUp(server)
         peer = await Peer.of(server)
         peer.produce(COSTLY, acks=0)
@@ -158,11 +150,9 @@ def test_a_costly_batch_with_acks_0_is_stored_after_the_connection_is_closed(tmp
         await until(lambda: partition.log.end_offset > 0 and not server.produce_validation.tasks)
         assert (partition.log.end_offset, partition.high_watermark) == (1999, 1999)
 
-    served(test, tmp_path)
 
-
-def test_the_deletion_of_a_partition_fails_its_costly_batch(tmp_path: Path) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+async def test_the_deletion_of_a_partition_fails_its_costly_batch(tmp_path: Path) -> None:
+    async with served(tmp_path) as (server, _):
         held = HeldUp(server)
         peer = await Peer.of(server)
         peer.produce(COSTLY)
@@ -175,13 +165,12 @@ def test_the_deletion_of_a_partition_fails_its_costly_batch(tmp_path: Path) -> N
         assert server.broker.partition(TOPIC, 0).log.end_offset == 0
         await peer.close()
 
-    served(test, tmp_path)
 
-
-def test_an_unexpected_error_in_a_validation_closes_only_its_connection(
+async def test_an_unexpected_error_in_a_validation_closes_only_its_connection(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+    async with served(tmp_path) as (server, _):
+
         async def broken(*arguments: object) -> None:
             raise MemoryError
 
@@ -194,13 +183,11 @@ def test_an_unexpected_error_in_a_validation_closes_only_its_connection(
         assert (await other.produced()).base_offset == 0
         await peer.close()
         await other.close()
-
-    served(test, tmp_path)
     assert [record.exc_info for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_an_unexpected_error_in_a_fetch_does_not_affect_other_fetches(tmp_path: Path) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+async def test_an_unexpected_error_in_a_fetch_does_not_affect_other_fetches(tmp_path: Path) -> None:
+    async with served(tmp_path) as (server, partition):
         peers = [await Peer.of(server) for _ in range(3)]
         peers[0].fetch(wait_ms=20_000)
         peers[1].fetch(wait_ms=20_000)
@@ -219,8 +206,6 @@ def test_an_unexpected_error_in_a_fetch_does_not_affect_other_fetches(tmp_path: 
         for peer in peers:
             await peer.close()
 
-    served(test, tmp_path)
-
 
 def break_fetch(fetch: DelayedFetch) -> None:
     """Puts an invalid value into a delayed fetch, so that its response fails."""
@@ -230,12 +215,12 @@ def break_fetch(fetch: DelayedFetch) -> None:
     )
 
 
-def test_a_stop_cancels_requests_in_progress_without_error_lines(
+async def test_a_stop_cancels_requests_in_progress_without_error_lines(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     events: list[threading.Event] = []
 
-    async def test(server: BrokerServer, partition: Partition) -> None:
+    async with served(tmp_path) as (server, partition):
         held = HeldUp(server)
         events.append(held.release)
         peers = [await Peer.of(server) for _ in range(3)]
@@ -250,7 +235,5 @@ def test_a_stop_cancels_requests_in_progress_without_error_lines(
             await peer.close()
         assert partition.log.closed
         assert partition.log.end_offset == 0
-
-    served(test, tmp_path)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()

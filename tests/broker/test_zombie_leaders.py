@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,12 +78,10 @@ def produce(partition: Partition) -> asyncio.Future[KafkaError | None]:
     return future
 
 
-def run_zombie(test: Callable[[Zombie], Awaitable[None]]) -> None:
-    async def run() -> None:
-        with ThreadPoolExecutor(1) as pool:
-            await test(Zombie(pool))
-
-    asyncio.run(run())
+@asynccontextmanager
+async def zombie_broker() -> AsyncIterator[Zombie]:
+    with ThreadPoolExecutor(1) as pool:
+        yield Zombie(pool)
 
 
 def is_refused_with_not_leader(waiting: asyncio.Future[KafkaError | None]) -> bool:
@@ -92,10 +91,10 @@ def is_refused_with_not_leader(waiting: asyncio.Future[KafkaError | None]) -> bo
 
 
 @pytest.mark.parametrize("key", [ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA])
-def test_a_leader_of_a_reassigned_partition_stops_at_the_full_request_of_a_new_controller(
+async def test_a_leader_of_a_reassigned_partition_stops_at_the_full_request_of_a_new_controller(
     key: ApiKey, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(zombie: Zombie) -> None:
+    async with zombie_broker() as zombie:
         partition = await zombie.begin()
         waiting = produce(partition)
         await zombie.apply_full_state(image(MOVED, epoch=2), [key])
@@ -106,39 +105,33 @@ def test_a_leader_of_a_reassigned_partition_stops_at_the_full_request_of_a_new_c
         log = zombie.broker.log_manager.get(TopicPartition("t", 0))
         assert log is not None
         assert log.end_offset == 1, "no data is deleted"
-
-    run_zombie(story)
     assert "this broker stops leading t-0" in caplog.text
 
 
-def test_a_leader_of_a_deleted_topic_stops_at_the_full_request_of_a_new_controller() -> None:
-    async def story(zombie: Zombie) -> None:
+async def test_a_leader_of_a_deleted_topic_stops_at_the_full_request_of_a_new_controller() -> None:
+    async with zombie_broker() as zombie:
         waiting = produce(await zombie.begin())
         await zombie.apply_full_state(image(epoch=2))
         assert is_refused_with_not_leader(waiting)
         assert zombie.broker.log_manager.get(TopicPartition("t", 0)) is not None
 
-    run_zombie(story)
 
-
-def test_a_leader_that_becomes_the_controller_stops_leading_reassigned_partitions() -> None:
-    async def story(zombie: Zombie) -> None:
+async def test_a_leader_that_becomes_the_controller_stops_leading_reassigned_partitions() -> None:
+    async with zombie_broker() as zombie:
         waiting = produce(await zombie.begin())
         await zombie.applier.apply_delta(Delta(ClusterImage(), image(MOVED, epoch=2)))
         assert is_refused_with_not_leader(waiting)
         assert zombie.broker.replica_manager.find("t", 0) is None
         assert zombie.broker.log_manager.get(TopicPartition("t", 0)) is not None
 
-    run_zombie(story)
 
-
-def test_a_new_controller_logs_the_stray_directories_of_its_broker_once(
+async def test_a_new_controller_logs_the_stray_directories_of_its_broker_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def warned() -> list[str]:
         return [one for one in caplog.messages if "this broker has no replica" in one]
 
-    async def story(zombie: Zombie) -> None:
+    async with zombie_broker() as zombie:
         await zombie.begin()
         moved = image(MOVED, epoch=2)
         await zombie.applier.apply_delta(Delta(ClusterImage(), moved))
@@ -147,13 +140,11 @@ def test_a_new_controller_logs_the_stray_directories_of_its_broker_once(
         await zombie.applier.apply_delta(Delta.between(moved, moved))
         assert len(warned()) == 1
 
-    run_zombie(story)
 
-
-def test_a_leader_stops_when_metadata_has_another_leader_in_a_later_epoch() -> None:
+async def test_a_leader_stops_when_metadata_has_another_leader_in_a_later_epoch() -> None:
     later = PartitionImage(0, OTHER, 4, [NODE, OTHER], [OTHER], 6)
 
-    async def story(zombie: Zombie) -> None:
+    async with zombie_broker() as zombie:
         partition = await zombie.begin()
         waiting = produce(partition)
         await zombie.apply_full_state(image(later, epoch=2), [ApiKey.UPDATE_METADATA])
@@ -162,11 +153,9 @@ def test_a_leader_stops_when_metadata_has_another_leader_in_a_later_epoch() -> N
         await zombie.apply_full_state(image(later, epoch=2))
         assert (partition.leader, partition.leader_epoch) == (OTHER, 4)
 
-    run_zombie(story)
 
-
-def test_a_full_request_does_not_interrupt_assigned_leaders() -> None:
-    async def story(zombie: Zombie) -> None:
+async def test_a_full_request_does_not_interrupt_assigned_leaders() -> None:
+    async with zombie_broker() as zombie:
         partition = await zombie.begin()
         waiting = produce(partition)
         await zombie.apply_full_state(image(LED, epoch=2))
@@ -176,11 +165,9 @@ def test_a_full_request_does_not_interrupt_assigned_leaders() -> None:
         partition.fetched_by(OTHER, 1, 0, 1)
         assert waiting.result() is None
 
-    run_zombie(story)
 
-
-def test_a_partition_that_is_assigned_again_keeps_its_log_and_high_watermark() -> None:
-    async def story(zombie: Zombie) -> None:
+async def test_a_partition_that_is_assigned_again_keeps_its_log_and_high_watermark() -> None:
+    async with zombie_broker() as zombie:
         partition = await zombie.begin()
         produce(partition)
         partition.fetched_by(OTHER, 1, 0, 1)
@@ -190,8 +177,6 @@ def test_a_partition_that_is_assigned_again_keeps_its_log_and_high_watermark() -
         back = zombie.broker.replica_manager.find("t", 0)
         assert back is not None
         assert (back.leader, back.high_watermark, back.log.end_offset) == (OTHER, 1, 1)
-
-    run_zombie(story)
 
 
 def start_alter_partition_manager(zombie: Zombie, *answers: Any) -> AlterPartitionManager:
@@ -206,8 +191,8 @@ def start_alter_partition_manager(zombie: Zombie, *answers: Any) -> AlterPartiti
 
 
 @pytest.mark.parametrize("error", [ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.NEW_LEADER_ELECTED])
-def test_a_leader_stops_when_its_isr_is_refused_with_a_fenced_epoch(error: ErrorCode) -> None:
-    async def story(zombie: Zombie) -> None:
+async def test_a_leader_stops_when_its_isr_is_refused_with_a_fenced_epoch(error: ErrorCode) -> None:
+    async with zombie_broker() as zombie:
         partition = await zombie.begin()
         waiting = produce(partition)
         manager = start_alter_partition_manager(zombie, LOST, error)
@@ -221,11 +206,9 @@ def test_a_leader_stops_when_its_isr_is_refused_with_a_fenced_epoch(error: Error
         assert partition.log.end_offset == 1
         manager.stop()
 
-    run_zombie(story)
 
-
-def test_a_leader_continues_while_the_controller_does_not_respond() -> None:
-    async def story(zombie: Zombie) -> None:
+async def test_a_leader_continues_while_the_controller_does_not_respond() -> None:
+    async with zombie_broker() as zombie:
         partition = await zombie.begin()
         waiting = produce(partition)
         manager = start_alter_partition_manager(zombie, *[LOST] * 3, ErrorCode.NOT_CONTROLLER, [NODE])
@@ -234,5 +217,3 @@ def test_a_leader_continues_while_the_controller_does_not_respond() -> None:
             assert await waiting is None
         assert partition.is_leader
         manager.stop()
-
-    run_zombie(story)

@@ -191,6 +191,6 @@ def test_every_partition_of_a_new_topic_without_a_log_is_named(own: Broker, to_o
     assert "already exists" in to_own("topic", "create", "blocked", code=1)
 
 
-def test_the_command_exists(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_broker_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["broker", "--help"]) == 0
     assert "alter" in capsys.readouterr().out

@@ -58,7 +58,7 @@ def status(call: Call, *arguments: str) -> Any:
     return json.loads(call("cluster", "status", "--json", *arguments))
 
 
-def test_the_quick_start(up: Call) -> None:
+def test_the_commands_of_the_quick_start_work(up: Call) -> None:
     found = json.loads(up("cluster", "up", "--json"))
     assert [one["id"] for one in found["brokers"]] == [1, 2, 3]
     pids = {one["id"]: one["pid"] for one in found["brokers"]}

@@ -88,7 +88,7 @@ def test_binary_values_are_printed_unchanged(cli: Run, topic: str, tmp_path: Pat
     assert found["value_base64"] == "/wDD"
 
 
-def test_keys_headers_and_tombstones(cli: Run, topic: str, tmp_path: Path) -> None:
+def test_keys_headers_and_tombstones_are_produced_and_consumed(cli: Run, topic: str, tmp_path: Path) -> None:
     send(cli, topic, "k1::v1\nk1::\n", tmp_path, "-K", "::", "-H", "h=x", "-H", "empty=", "-Z", "")
     send(cli, topic, "plain\n", tmp_path)
     found = as_objects(cli("consume", topic, "--from-beginning", "-e", "--json"))
@@ -155,7 +155,7 @@ def test_since_starts_at_a_time(cli: Run, topic: str, tmp_path: Path) -> None:
     assert cli("consume", topic, "--since", "1m", "-e") == ""
 
 
-def test_topics_by_pattern(cli: Run, topic: str, tmp_path: Path) -> None:
+def test_consume_reads_topics_that_match_a_pattern(cli: Run, topic: str, tmp_path: Path) -> None:
     send(cli, topic, "x\n", tmp_path)
     assert cli("consume", "--pattern", f"{topic[:-3]}.*", "--from-beginning", "-e") == "x\n"
     assert "no topic matches" in cli("consume", "--pattern", "zzz.*", "-e", code=1)

@@ -52,7 +52,7 @@ def test_the_help_names_every_command_without_importing_it() -> None:
     assert outcome.stdout.endswith("[]\n")
 
 
-def test_serve_imports_nothing_heavy() -> None:
+def test_serve_imports_no_large_package() -> None:
     code = (
         "import sys\nfrom tidemill.cli.main import run\n"
         "run(['serve', '--until-eof', '--set', 'listeners=PLAINTEXT://127.0.0.1:0', '-d', sys.argv[1]])\n"
@@ -87,7 +87,7 @@ def test_the_error_of_an_unknown_command_suggests_a_similar_command() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts_call_back(shell: str) -> None:
+def test_completion_scripts_call_the_command(shell: str) -> None:
     outcome = invoke("completion", shell)
     assert outcome.exit_code == 0
     assert "_TIDEMILL_COMPLETE" in outcome.output
@@ -249,17 +249,17 @@ def test_tables_and_colours_are_for_terminals_only() -> None:
     ("text", "seconds"),
     [("500ms", 0.5), ("90", 90), ("1.5m", 90), ("2h", 7200), ("7 d", 604_800), ("1w", 604_800)],
 )
-def test_durations(text: str, seconds: float) -> None:
+def test_durations_are_parsed(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "m", "-5s", "5 years"])
-def test_invalid_durations(text: str) -> None:
+def test_invalid_durations_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="not a duration"):
         parse_duration(text)
 
 
-def test_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_in_time_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: 1_000.0)
     assert parse_moment("1700000000000") == 1_700_000_000_000
     assert parse_moment("10m") == 400_000
@@ -273,11 +273,11 @@ def test_separators_can_be_written_as_escapes() -> None:
     assert unescape(r"\t|\n|\x01|\\t|\q") == "\t|\n|\x01|\\t|\\q"
 
 
-def test_messages_cannot_take_over_the_terminal() -> None:
+def test_messages_cannot_control_the_terminal() -> None:
     assert for_terminal("a\x1b[2Jb\rc\td\u202e") == "a\\x1b[2Jb\\rc\td\\u202e"
 
 
-def test_cells_and_header_names_cannot_forge_lines_or_take_over_the_terminal(
+def test_cells_and_header_names_cannot_add_lines_or_control_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output.print_table(["client", "host"], [["a\tb\r\nc", "/h"]])
@@ -337,7 +337,7 @@ def test_percentiles_are_times_that_occurred() -> None:
         (b'{"value": 1, "key_base64": "%"}', "not base64"),
     ],
 )
-def test_invalid_records(text: bytes, reason: str) -> None:
+def test_invalid_json_records_are_refused(text: bytes, reason: str) -> None:
     with pytest.raises(BadInput, match=re.escape(reason)):
         from_json(text)
 
@@ -425,5 +425,5 @@ def test_public_names_are_listed_for_completion(name: str) -> None:
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 batches"), (1, "1 batch"), (2000, "2,000 batches")])
-def test_an_irregular_plural(number: int, text: str) -> None:
+def test_an_irregular_plural_is_used_except_for_one(number: int, text: str) -> None:
     assert output.counted(number, "batch", "batches") == text

@@ -42,7 +42,7 @@ def table(columns: Sequence[str], *rows: Sequence[Any], **options: Any) -> None:
 
 
 @pytest.mark.usefixtures("terminal")
-def test_data_directories_with_long_paths(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_paths_of_data_directories_are_shown_completely(capsys: pytest.CaptureFixture[str]) -> None:
     columns = ["broker", "directory", "partitions", "size", "free", "total", "arriving", "state"]
     table(columns, [1, PATH, 1200, "12.3 GB", "100.3 GB", "270.6 GB", "", "offline (KAFKA_STORAGE_ERROR)"])
     lines = check(capsys.readouterr().out, PATH, "partitions", "1200", "(KAFKA_STORAGE_ERROR)")
@@ -51,7 +51,7 @@ def test_data_directories_with_long_paths(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.usefixtures("terminal")
-def test_a_topic_with_many_replicas_and_large_offsets(capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_replicas_and_large_offsets_are_shown_completely(capsys: pytest.CaptureFixture[str]) -> None:
     partition = {
         "partition": 100,
         "leader": 12,
@@ -91,7 +91,7 @@ def test_settings_of_a_broker_with_long_keys_and_values(capsys: pytest.CaptureFi
 
 
 @pytest.mark.usefixtures("terminal")
-def test_members_of_a_group_with_long_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_names_of_group_members_are_shown_completely(capsys: pytest.CaptureFixture[str]) -> None:
     members = [GroupMember(MEMBER + end, None, "tidemill-cli", "/127.0.0.1", []) for end in "ab"]
     lags = [
         PartitionLag("orders", 0, 100, 0, 100, 0, MEMBER + "b", "tidemill-cli", "/127.0.0.1"),
@@ -107,7 +107,7 @@ def test_members_of_a_group_with_long_names(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.usefixtures("terminal")
-def test_the_descriptions_of_all_keys(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_descriptions_of_all_keys_are_shown_completely(capsys: pytest.CaptureFixture[str]) -> None:
     for key in BROKER_KEYS.values():
         config._print_key(key, WIDTH)
         lines = check(capsys.readouterr().out)

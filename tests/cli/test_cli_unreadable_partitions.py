@@ -65,7 +65,7 @@ def test_a_consumer_reports_its_unreadable_partitions() -> None:
         }
 
 
-def test_all_brokers_learn_the_offline_replicas() -> None:
+def test_all_brokers_receive_the_offline_replicas() -> None:
     command = ControllerRequestBatch()
     living = {broker: BrokerImage(BrokerRegistration(broker, ()), 7) for broker in (1, 2)}
     image: Any = SimpleNamespace(brokers=living, controller_id=2, controller_epoch=4)

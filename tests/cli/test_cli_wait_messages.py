@@ -7,10 +7,8 @@ full.
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 import select
-import signal
 import socket
 import threading
 import time
@@ -128,20 +126,18 @@ def await_messages(bootstrap: str, topic: str) -> None:
     raise AssertionError(f"nothing came into {topic}")
 
 
-def test_a_killed_broker_is_reported_within_seconds_and_so_is_its_return() -> None:
+@pytest.mark.parametrize(
+    ("begin", "end", "reason"),
+    [
+        pytest.param(Broker.kill, Broker.start, "no connection to broker", id="killed"),
+        pytest.param(Broker.pause, Broker.resume, "has not answered", id="suspended"),
+    ],
+)
+def test_a_lost_broker_is_reported_within_seconds_and_so_is_its_return(
+    begin: Callable[[Broker], object], end: Callable[[Broker], object], reason: str
+) -> None:
     with Broker() as broker:
-        hold(broker, broker.bootstrap, broker.kill, broker.start, "no connection to broker")
-
-
-def test_a_suspended_broker_is_reported_within_seconds_and_so_is_its_return() -> None:
-    with Broker() as broker:
-        hold(
-            broker,
-            broker.bootstrap,
-            lambda: os.kill(broker.pid, signal.SIGSTOP),
-            lambda: os.kill(broker.pid, signal.SIGCONT),
-            "has not answered",
-        )
+        hold(broker, broker.bootstrap, lambda: begin(broker), lambda: end(broker), reason)
 
 
 def test_a_disconnected_broker_is_reported_within_seconds_and_so_is_its_return(proxy: Proxy) -> None:

@@ -116,7 +116,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("completion csh", USAGE, "'csh' is not one of"),
     ],
 )
-def test_wrong_input(cli: Run, files: Path, line: str, code: int, message: str) -> None:
+def test_wrong_input_is_reported_without_python_errors(
+    cli: Run, files: Path, line: str, code: int, message: str
+) -> None:
     out = cli(*line.split(), code=code)
     assert message in out
     assert not PYTHONS_WORDS.search(out), out
@@ -131,9 +133,7 @@ def test_wrong_input(cli: Run, files: Path, line: str, code: int, message: str) 
         (b"\xff", "is damaged (byte 0 (0xff) is not UTF-8)"),
     ],
 )
-def test_a_directory_with_unreadable_meta_properties(
-    cli: Run, files: Path, content: bytes, message: str
-) -> None:
+def test_unreadable_meta_properties_are_reported(cli: Run, files: Path, content: bytes, message: str) -> None:
     (files / "data" / "meta.properties").write_bytes(content)
     assert message in cli("log", "import", "data", "--without-settings", code=FAILED)
 
@@ -149,14 +149,14 @@ def test_a_directory_with_unreadable_meta_properties(
         ),
     ],
 )
-def test_unreadable_nodes(cli: Run, files: Path, content: str, message: str) -> None:
+def test_unreadable_nodes_are_reported(cli: Run, files: Path, content: str, message: str) -> None:
     (files / "data" / "meta.properties").write_text("version=0\nbroker.id=1\ncluster.id=x\n")
     (files / "nodes").write_text(content)
     assert message in cli("log", "import", "data", "--nodes", "nodes", code=FAILED)
 
 
 @pytest.mark.parametrize("text", ["9" * 20, "9" * 30 + "w", "9" * 400 + "w", "0001-01-01T00:00:00+14:00"])
-def test_impossible_points_in_time(text: str) -> None:
+def test_points_in_time_out_of_range_are_refused(text: str) -> None:
     try:
         assert 0 <= parse_moment(text) < 2**63
     except ConfigError as problem:
@@ -175,7 +175,7 @@ def test_impossible_points_in_time(text: str) -> None:
         ('{"value": 1, "headers": [{"key": "\\ud800", "value": "x"}]}', "contains half of a surrogate pair"),
     ],
 )
-def test_unrepresentable_values(cli: Run, files: Path, line: str, message: str) -> None:
+def test_values_out_of_range_are_reported(cli: Run, files: Path, line: str, message: str) -> None:
     (files / "lines").write_text(line)
     cli("topic", "create", "held", "--if-not-exists")
     assert message in cli("produce", "held", "-f", "lines", "--json", "--keep-place", code=FAILED)

@@ -40,7 +40,7 @@ def test_range_of_eleven_partitions_to_three_members() -> None:
     assert [numbers(result[f"m{i}"]) for i in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
 
 
-def test_range_of_two_topics_gives_the_first_member_more_of_each() -> None:
+def test_range_assigns_more_partitions_of_each_topic_to_the_first_member() -> None:
     result = RangeAssignor().assign({"t": 10, "u": 10}, members(3, "t", "u"))
     assert numbers(result["m0"], "t") == numbers(result["m0"], "u") == [0, 1, 2, 3]
 

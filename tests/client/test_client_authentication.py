@@ -169,39 +169,38 @@ def test_a_refused_login_is_not_retried(login_broker: LoginBroker, port: int) ->
     assert login_broker.connections == 1
 
 
-def test_the_error_of_an_unsupported_mechanism_lists_the_supported_mechanisms(
-    login_broker: LoginBroker, connect: Callable[..., Connection]
+@pytest.mark.parametrize(
+    ("attribute", "value", "text"),
+    [
+        pytest.param(
+            "handshakes",
+            [
+                SaslHandshakeResponse(
+                    error_code=ErrorCode.UNSUPPORTED_SASL_MECHANISM, mechanisms=["SCRAM-SHA-512", "GSSAPI"]
+                )
+            ],
+            r"does not accept PLAIN at this port, but SCRAM-SHA-512, GSSAPI",
+            id="an unsupported mechanism",
+        ),
+        pytest.param(
+            "handshakes",
+            [SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)],
+            r"accepts no login at this port; set security.protocol to ssl",
+            id="a port without a login",
+        ),
+        pytest.param(
+            "known",
+            {key: (spec.version_min, spec.version_max) for key, spec in API.items() if key != AUTHENTICATE},
+            r"does not support login by PLAIN: it is older than Kafka 1.0, or has no",
+            id="a broker without SASL",
+        ),
+    ],
+)
+def test_a_login_that_the_broker_does_not_support_is_reported(
+    login_broker: LoginBroker, connect: Callable[..., Connection], attribute: str, value: Any, text: str
 ) -> None:
-    login_broker.handshakes = [
-        SaslHandshakeResponse(
-            error_code=ErrorCode.UNSUPPORTED_SASL_MECHANISM, mechanisms=["SCRAM-SHA-512", "GSSAPI"]
-        )
-    ]
-    with pytest.raises(
-        AuthenticationFailed, match=r"does not accept PLAIN at this port, but SCRAM-SHA-512, GSSAPI"
-    ):
-        connect().open()
-
-
-def test_a_port_without_a_login_is_reported(
-    login_broker: LoginBroker, connect: Callable[..., Connection]
-) -> None:
-    login_broker.handshakes = [SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)]
-    with pytest.raises(
-        AuthenticationFailed, match=r"accepts no login at this port; set security.protocol to ssl"
-    ):
-        connect().open()
-
-
-def test_a_broker_without_sasl_is_reported(
-    login_broker: LoginBroker, connect: Callable[..., Connection]
-) -> None:
-    login_broker.known = {
-        key: (spec.version_min, spec.version_max) for key, spec in API.items() if key != AUTHENTICATE
-    }
-    with pytest.raises(
-        AuthenticationFailed, match=r"does not support login by PLAIN: it is older than Kafka 1.0, or has no"
-    ):
+    setattr(login_broker, attribute, value)
+    with pytest.raises(AuthenticationFailed, match=text):
         connect().open()
 
 

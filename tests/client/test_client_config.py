@@ -88,7 +88,7 @@ def test_every_number_among_the_keys_has_its_default_and_its_bounds() -> None:
             assert (f"and at most {most} (" in str(caught.value)) == (value > INT and most in (INT, LONG))
 
 
-def test_defaults_of_booleans() -> None:
+def test_booleans_have_their_defaults() -> None:
     states = {name: key.default for name, key in KEYS.items() if isinstance(key.default, bool)}
     on = ("enable.auto.commit", "check.crcs", "allow.auto.create.topics", "exclude.internal.topics")
     assert states == {**dict.fromkeys(on, True), "sasl.oauthbearer.header.urlencode": False}
@@ -224,7 +224,7 @@ def test_a_configuration_can_be_pickled() -> None:
     ("text", "expected"),
     [("h:1", ("h", 1)), ("[::1]:9092", ("::1", 9092)), ("PLAINTEXT://h:2", ("h", 2))],
 )
-def test_addresses(text: str, expected: tuple[str, int]) -> None:
+def test_addresses_are_parsed(text: str, expected: tuple[str, int]) -> None:
     assert parse_address(text) == expected
 
 

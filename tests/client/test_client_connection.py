@@ -400,7 +400,7 @@ def test_the_second_address_of_a_name_is_tried_in_time(
     assert ask(connection).cluster_id == "c"
 
 
-def test_ipv6(serve: Callable[..., Connection]) -> None:
+def test_a_connection_uses_ipv6(serve: Callable[..., Connection]) -> None:
     try:
         listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
     except OSError:

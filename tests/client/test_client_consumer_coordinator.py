@@ -18,6 +18,14 @@ from tidemill.model.errors import ErrorCode
 QUICK = {"heartbeat.interval.ms": 100, "session.timeout.ms": 6000, "auto.offset.reset": "earliest"}
 
 
+@pytest.fixture
+def topic(broker_address: str, new_topic: Callable[..., str]) -> str:
+    """A topic with one partition and ten messages."""
+    name = new_topic(1)
+    fill(broker_address, name, 10, 1)
+    return name
+
+
 def until(condition: Callable[[], bool], *work: Callable[[], Any], seconds: float = 30) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -149,10 +157,8 @@ def test_cooperative_members_keep_reading_unmoved_partitions(
 
 
 def test_another_member_continues_at_the_committed_offsets(
-    broker_address: str, new_topic: Callable[..., str], group: str
+    broker_address: str, topic: str, group: str
 ) -> None:
-    topic = new_topic(1)
-    fill(broker_address, topic, 10, 1)
     settings = {**QUICK, "group.id": group, "enable.auto.commit": False}
     with Consumer(broker_address, settings) as consumer:
         consumer.subscribe([topic])
@@ -171,22 +177,21 @@ def test_another_member_continues_at_the_committed_offsets(
 
 
 def test_auto_commit_covers_the_returned_records(
-    broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
+    broker_address: str, topic: str, group: str, admin: Admin
 ) -> None:
-    topic = new_topic(1)
-    fill(broker_address, topic, 10, 1)
     with Consumer(broker_address, {**QUICK, "group.id": group, "auto.commit.interval.ms": 50}) as consumer:
         consumer.subscribe([topic])
         assert len(consumer.poll(10)) == 10
-        until(lambda: bool(admin.group_offsets(group)), lambda: consumer.poll(0.05))
-        assert admin.group_offsets(group)[TopicPartition(topic, 0)].offset == 10
+        # A commit before the records were returned has the position 0.
+        until(
+            lambda: [one.offset for one in admin.group_offsets(group).values()] == [10],
+            lambda: consumer.poll(0.05),
+        )
 
 
 def test_later_metadata_is_read_in_the_background(
-    broker_address: str, new_topic: Callable[..., str], group: str, monkeypatch: pytest.MonkeyPatch
+    broker_address: str, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = new_topic(1)
-    fill(broker_address, topic, 10, 1)
     with Consumer(broker_address, {**QUICK, "group.id": group}) as consumer:
         consumer.subscribe([topic])
         assert len(consumer.poll(10)) == 10
@@ -199,10 +204,8 @@ def test_later_metadata_is_read_in_the_background(
 
 
 def test_closing_commits_the_returned_records(
-    broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
+    broker_address: str, topic: str, group: str, admin: Admin
 ) -> None:
-    topic = new_topic(1)
-    fill(broker_address, topic, 10, 1)
     with Consumer(broker_address, {**QUICK, "group.id": group}) as consumer:
         consumer.subscribe([topic])
         assert len(consumer.poll(10, max_records=7)) == 7
@@ -234,10 +237,8 @@ def test_closing_commits_no_records_after_the_last_iterated(
 
 
 def test_records_after_an_ended_iteration_are_returned_by_the_next_call(
-    broker_address: str, new_topic: Callable[..., str]
+    broker_address: str, topic: str
 ) -> None:
-    topic = new_topic(1)
-    fill(broker_address, topic, 10, 1)
     place = TopicPartition(topic, 0)
     with Consumer(broker_address, auto_offset_reset="earliest") as consumer:
         consumer.assign([place])
@@ -320,10 +321,8 @@ class Committing:
 
 
 def test_a_listener_may_commit_while_the_consumer_is_closed(
-    broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
+    broker_address: str, topic: str, group: str, admin: Admin
 ) -> None:
-    topic = new_topic(1)
-    fill(broker_address, topic, 10, 1)
     consumer = Consumer(broker_address, {**QUICK, "group.id": group, "enable.auto.commit": False})
     listener = Committing(consumer)
     consumer.subscribe([topic], listener=listener)

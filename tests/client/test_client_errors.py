@@ -27,7 +27,7 @@ def test_a_code_of_a_newer_broker_is_shown_by_number() -> None:
     assert str(error) == "cannot read t-0: UNKNOWN_SERVER_ERROR (code 9999) (it is new); update"
 
 
-def test_no_error_raises_nothing() -> None:
+def test_only_an_error_code_raises_an_error() -> None:
     check(0, "do it")
     with pytest.raises(Exception, match="cannot do it: UNKNOWN_SERVER_ERROR"):
         check(-1, "do it")

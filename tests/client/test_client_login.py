@@ -79,14 +79,14 @@ def test_individual_settings_override_the_jaas_entry() -> None:
     assert login.begin().first() == b"\0other\0p4ssword"
 
 
-def test_scram_from_a_jaas_entry() -> None:
+def test_scram_is_configured_by_a_jaas_entry() -> None:
     login = password_login(**{"sasl.mechanism": "SCRAM-SHA-512", "sasl.jaas.config": SCRAM_LINE})
     mechanism = login.begin()
     assert isinstance(mechanism, ScramMechanism)
     assert mechanism.first().startswith(b"n,,n=u,r=")
 
 
-def test_scram_by_a_delegation_token() -> None:
+def test_scram_uses_a_delegation_token() -> None:
     line = SCRAM_LINE.replace(";", ' tokenauth="true";')
     login = password_login(**{"sasl.mechanism": "SCRAM-SHA-256", "sasl.jaas.config": line})
     assert login.begin().first().endswith(b",tokenauth=true")
@@ -194,7 +194,7 @@ def test_a_jaas_entry_has_client_secret_scope_and_extensions() -> None:
     assert source._authorization == "Basic bWU6Y2wxM250LXMzY3JldA=="
 
 
-def test_msk_by_the_settings_that_its_java_clients_have() -> None:
+def test_msk_is_configured_by_the_settings_of_java_clients() -> None:
     login = token_login(
         **{
             "sasl.mechanism": "AWS_MSK_IAM",

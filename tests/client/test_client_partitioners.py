@@ -55,7 +55,7 @@ def test_consistent_is_crc32() -> None:
     assert crc32_partition(b"123456789", 1000) == 0xCBF43926 % 1000
 
 
-def test_names_of_partitioners() -> None:
+def test_partitioners_have_their_names() -> None:
     assert kind_of("default") == "murmur2"
     assert kind_of("consistent_random") == "consistent"
     with pytest.raises(ConfigError, match=r"murmur2, consistent, roundrobin, sticky"):

@@ -81,7 +81,7 @@ def test_tidemill_reads_records_of_librdkafka(
     assert [[(h["key"], h["value"]) for h in r["headers"] or []] for r in rows] == [m[3] for m in MESSAGES]
 
 
-def test_keys_go_where_librdkafkas_murmur2_sends_them(
+def test_keys_have_the_partition_of_librdkafkas_murmur2(
     broker_address: str, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic(5)
@@ -144,7 +144,9 @@ def test_callbacks_get_the_position_of_their_message(
 
 
 @pytest.mark.parametrize("acks", ["0", "1", "all"])
-def test_every_acks(broker_address: str, new_topic: Callable[..., str], acks: str, admin: Admin) -> None:
+def test_a_produced_record_is_stored_with_every_acks(
+    broker_address: str, new_topic: Callable[..., str], acks: str, admin: Admin
+) -> None:
     topic = new_topic(1)
     with Producer(broker_address, acks=acks) as producer:
         offset = producer.send(topic, b"v").result(10).offset
@@ -230,7 +232,7 @@ def test_deleted_ranges_are_data_loss(
             list(reader.read(topic, 0, 40, 100, topic_id=topic_id))
 
 
-def test_offsets_by_time_and_end_offsets(broker_address: str, new_topic: Callable[..., str]) -> None:
+def test_offsets_are_found_by_time_and_at_the_end(broker_address: str, new_topic: Callable[..., str]) -> None:
     topic = new_topic(1)
     item = TopicPartition(topic, 0)
     with Producer(broker_address) as producer:

@@ -153,20 +153,29 @@ def test_an_untrusted_certificate_is_reported(tls_proxy: TlsProxy) -> None:
         admin.list_topics()
 
 
-def test_a_port_without_tls_is_reported(broker_address: str) -> None:
-    config = {"security.protocol": "ssl", "default.api.timeout.ms": 200}
+@pytest.mark.parametrize(
+    ("settings", "error", "text"),
+    [
+        pytest.param(
+            {"default.api.timeout.ms": 200},
+            BrokerUnreachable,
+            r"TLS handshake .* does this port speak TLS",
+            id="a port without TLS",
+        ),
+        pytest.param(
+            {"ssl.ca.location": "none.pem"},
+            ConfigError,
+            r"ssl.ca.location.*no such file",
+            id="a missing file of authorities",
+        ),
+    ],
+)
+def test_errors_of_tls_have_the_next_step(
+    broker_address: str, settings: dict[str, Any], error: type[Exception], text: str
+) -> None:
     with (
-        Admin(broker_address, config) as admin,
-        pytest.raises(BrokerUnreachable, match=r"TLS handshake .* does this port speak TLS"),
-    ):
-        admin.list_topics()
-
-
-def test_a_missing_file_of_authorities_is_reported(broker_address: str, tmp_path: Path) -> None:
-    config = {"security.protocol": "ssl", "ssl.ca.location": str(tmp_path / "none.pem")}
-    with (
-        Admin(broker_address, config) as admin,
-        pytest.raises(ConfigError, match=r"ssl.ca.location.*no such file"),
+        Admin(broker_address, {"security.protocol": "ssl", **settings}) as admin,
+        pytest.raises(error, match=text),
     ):
         admin.list_topics()
 

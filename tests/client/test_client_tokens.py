@@ -316,7 +316,7 @@ def test_redirects_are_not_followed(oauth: Any) -> None:
     assert len(oauth.seen) == 1
 
 
-def test_a_slow_response_is_bounded_in_time(oauth: Any) -> None:
+def test_the_time_of_a_slow_response_is_limited(oauth: Any) -> None:
     go_on = threading.Event()
 
     def drip(handler: Any) -> None:

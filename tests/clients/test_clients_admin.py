@@ -45,7 +45,7 @@ def error_of(future: Any) -> str:
 # confluent-kafka
 
 
-def test_confluent_topics(admin: AdminClient, bootstrap: str, new_name: NewName) -> None:
+def test_confluent_manages_topics(admin: AdminClient, bootstrap: str, new_name: NewName) -> None:
     from confluent_kafka import TopicCollection
     from confluent_kafka.admin import NewPartitions, NewTopic
 
@@ -75,7 +75,7 @@ def test_confluent_topics(admin: AdminClient, bootstrap: str, new_name: NewName)
     assert name not in admin.list_topics(timeout=TIMEOUT_S).topics
 
 
-def test_confluent_configs(admin: AdminClient, new_topic: NewTopic) -> None:
+def test_confluent_describes_and_alters_configs(admin: AdminClient, new_topic: NewTopic) -> None:
     from confluent_kafka.admin import (
         AlterConfigOpType,
         ConfigEntry,
@@ -199,7 +199,9 @@ def test_the_minimum_in_sync_set_of_a_topic_is_the_clusters(admin: AdminClient, 
     assert read().source == ConfigSource.DYNAMIC_TOPIC_CONFIG.value
 
 
-def test_confluent_groups(admin: AdminClient, bootstrap: str, new_topic: NewTopic, new_name: NewName) -> None:
+def test_confluent_manages_groups(
+    admin: AdminClient, bootstrap: str, new_topic: NewTopic, new_name: NewName
+) -> None:
     from confluent_kafka import ConsumerGroupState
 
     topic, group = new_topic(2), new_name("group")
@@ -227,7 +229,9 @@ def test_confluent_groups(admin: AdminClient, bootstrap: str, new_topic: NewTopi
     assert missing.state == ConsumerGroupState.DEAD
 
 
-def test_confluent_offsets_and_records(admin: AdminClient, bootstrap: str, new_topic: NewTopic) -> None:
+def test_confluent_lists_offsets_and_deletes_records(
+    admin: AdminClient, bootstrap: str, new_topic: NewTopic
+) -> None:
     from confluent_kafka.admin import OffsetSpec
 
     topic = new_topic(2)
@@ -251,7 +255,7 @@ def test_confluent_offsets_and_records(admin: AdminClient, bootstrap: str, new_t
     assert admin.delete_records([everything])[everything].result(TIMEOUT_S).low_watermark == 10
 
 
-def test_confluent_cluster(admin: AdminClient, client_broker: Broker) -> None:
+def test_confluent_describes_the_cluster(admin: AdminClient, client_broker: Broker) -> None:
     described = admin.describe_cluster(include_authorized_operations=True).result(TIMEOUT_S)
     assert described.cluster_id == admin.list_topics(timeout=TIMEOUT_S).cluster_id
     assert [(one.host, one.port) for one in described.nodes] == [("127.0.0.1", client_broker.port)]
@@ -259,7 +263,7 @@ def test_confluent_cluster(admin: AdminClient, client_broker: Broker) -> None:
     assert described.authorized_operations
 
 
-def test_confluent_access_rules(admin: AdminClient) -> None:
+def test_confluent_access_rules_are_refused(admin: AdminClient) -> None:
     from confluent_kafka.admin import (
         AclBinding,
         AclBindingFilter,
@@ -304,7 +308,7 @@ def kafka_admin(bootstrap: str) -> Iterator[KafkaAdminClient]:
     client.close()
 
 
-def test_kafka_python_topics(kafka_admin: KafkaAdminClient, new_name: NewName) -> None:
+def test_kafka_python_manages_topics(kafka_admin: KafkaAdminClient, new_name: NewName) -> None:
     from kafka.errors import InvalidPartitionsError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
 
     name = new_name("topic")
@@ -329,7 +333,9 @@ def test_kafka_python_topics(kafka_admin: KafkaAdminClient, new_name: NewName) -
         kafka_admin.delete_topics([name])
 
 
-def test_kafka_python_configs(kafka_admin: KafkaAdminClient, new_topic: NewTopic) -> None:
+def test_kafka_python_describes_and_alters_configs(
+    kafka_admin: KafkaAdminClient, new_topic: NewTopic
+) -> None:
     from kafka.admin import ConfigResource, ConfigResourceType
 
     name = new_topic(**{"retention.ms": 70_000})
@@ -352,7 +358,7 @@ def test_kafka_python_configs(kafka_admin: KafkaAdminClient, new_topic: NewTopic
     assert describe(ConfigResourceType.BROKER, str(broker_id))["num.partitions"]["value"] == "2"
 
 
-def test_kafka_python_groups(
+def test_kafka_python_manages_groups(
     kafka_admin: KafkaAdminClient, bootstrap: str, new_topic: NewTopic, new_name: NewName
 ) -> None:
     from kafka import TopicPartition as Partition
@@ -375,7 +381,7 @@ def test_kafka_python_groups(
     assert kafka_admin.delete_groups([group]) == {group: "GroupIdNotFoundError"}
 
 
-def test_kafka_python_records_and_directories(
+def test_kafka_python_deletes_records_and_describes_log_dirs(
     kafka_admin: KafkaAdminClient, bootstrap: str, client_broker: Broker, new_topic: NewTopic
 ) -> None:
     from kafka import TopicPartition as Partition
@@ -391,7 +397,7 @@ def test_kafka_python_records_and_directories(
     assert directory["topics"][0]["partitions"][0]["partition_size"] > 0
 
 
-def test_kafka_python_access_rules(kafka_admin: KafkaAdminClient) -> None:
+def test_kafka_python_access_rules_are_refused(kafka_admin: KafkaAdminClient) -> None:
     from kafka.admin import ACLFilter, ACLOperation, ACLPermissionType, ResourcePatternFilter, ResourceType
     from kafka.admin._acls import ACLResourcePatternType
     from kafka.errors import SecurityDisabledError
@@ -410,7 +416,9 @@ def test_kafka_python_access_rules(kafka_admin: KafkaAdminClient) -> None:
 # aiokafka
 
 
-def test_aiokafka(bootstrap: str, client_broker: Broker, new_topic: NewTopic, new_name: NewName) -> None:
+def test_aiokafka_manages_topics_groups_and_records(
+    bootstrap: str, client_broker: Broker, new_topic: NewTopic, new_name: NewName
+) -> None:
     from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
     from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
     from aiokafka.structs import TopicPartition as Partition

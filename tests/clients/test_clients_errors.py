@@ -85,7 +85,7 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("client", WRITERS)
-def test_large_messages(bootstrap: str, new_topic: NewTopic, client: str) -> None:
+def test_all_clients_write_large_messages(bootstrap: str, new_topic: NewTopic, client: str) -> None:
     assert WRITERS[client](bootstrap, new_topic(), b"x" * LARGE) is None
 
 
@@ -98,7 +98,7 @@ def test_large_messages(bootstrap: str, new_topic: NewTopic, client: str) -> Non
     ],
 )
 @pytest.mark.parametrize("limited_by", ["topic", "broker"])
-def test_a_message_too_large(
+def test_the_error_of_a_too_large_message_is_that_of_each_client(
     bootstrap: str, new_topic: NewTopic, client: str, expected: str, limited_by: str
 ) -> None:
     if limited_by == "topic":
@@ -120,13 +120,13 @@ def test_a_topic_is_created_by_a_producer(bootstrap: str, new_name: NewName, cli
         ("aiokafka", "UnknownTopicOrPartitionError", {}),
     ],
 )
-def test_a_missing_topic(
+def test_the_error_of_a_missing_topic_is_that_of_each_client(
     strict_broker: Broker, new_name: NewName, client: str, expected: str, config: dict[str, Any]
 ) -> None:
     assert WRITERS[client](strict_broker.bootstrap, new_name("missing"), b"first", **config) == expected
 
 
-def test_an_invalid_topic_name(bootstrap: str) -> None:
+def test_confluent_kafka_reports_an_invalid_topic_name(bootstrap: str) -> None:
     assert confluent_error(bootstrap, "no topic", b"first") == "TOPIC_EXCEPTION"
 
 

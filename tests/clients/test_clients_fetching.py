@@ -173,7 +173,7 @@ def test_a_session_returns_only_changed_partitions(peer: WirePeer, new_topic: Ne
     assert next_fetch(5).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 
-def test_a_session_wakes_up_for_any_of_its_partitions(
+def test_a_delayed_fetch_completes_for_any_partition_of_its_session(
     peer: WirePeer, bootstrap: str, new_topic: NewTopic
 ) -> None:
     topic = new_topic(3)

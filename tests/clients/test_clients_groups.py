@@ -58,7 +58,7 @@ def wait_until_read(count: int, *members: Member) -> None:
 
 
 @pytest.mark.parametrize(("client", "strategy"), EVERY_STRATEGY)
-def test_members_join_and_leave(
+def test_partitions_are_rebalanced_when_members_join_and_leave(
     bootstrap: str, admin: AdminClient, new_topic: NewTopic, new_name: NewName, client: str, strategy: str
 ) -> None:
     topic, group = new_topic(PARTITIONS), new_name("group")
@@ -208,7 +208,7 @@ def test_a_late_commit_is_refused(bootstrap: str, new_topic: NewTopic, new_name:
         late.close(autocommit=False)
 
 
-def test_commits_of_confluent(
+def test_confluent_kafka_commits_are_read_by_a_later_consumer(
     bootstrap: str, admin: AdminClient, new_topic: NewTopic, new_name: NewName
 ) -> None:
     topic, group = new_topic(2), new_name("group")

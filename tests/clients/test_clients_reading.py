@@ -34,7 +34,7 @@ def filled(bootstrap: str, new_topic: NewTopic, start_ms: int) -> str:
     return topic
 
 
-def test_confluent(bootstrap: str, filled: str, start_ms: int) -> None:
+def test_confluent_kafka_reads_and_seeks(bootstrap: str, filled: str, start_ms: int) -> None:
     from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
     consumer = Consumer(
@@ -67,7 +67,7 @@ def test_confluent(bootstrap: str, filled: str, start_ms: int) -> None:
         consumer.close()
 
 
-def test_kafka_python(bootstrap: str, filled: str, start_ms: int) -> None:
+def test_kafka_python_reads_and_seeks(bootstrap: str, filled: str, start_ms: int) -> None:
     from kafka import KafkaConsumer, TopicPartition
 
     partition = TopicPartition(filled, 0)
@@ -104,7 +104,7 @@ def test_kafka_python(bootstrap: str, filled: str, start_ms: int) -> None:
         consumer.close()
 
 
-def test_aiokafka(bootstrap: str, filled: str, start_ms: int) -> None:
+def test_aiokafka_reads_and_seeks(bootstrap: str, filled: str, start_ms: int) -> None:
     from aiokafka import AIOKafkaConsumer, TopicPartition
 
     partition = TopicPartition(filled, 0)
@@ -164,7 +164,7 @@ def test_a_position_beyond_the_log_is_reset(bootstrap: str, filled: str) -> None
 
 
 @pytest.mark.parametrize("acks", ["0", "1", "all"])
-def test_acks(bootstrap: str, new_topic: NewTopic, acks: str) -> None:
+def test_confluent_kafka_writes_with_every_acks(bootstrap: str, new_topic: NewTopic, acks: str) -> None:
     from confluent_kafka import Consumer, Producer, TopicPartition
 
     topic = new_topic()
@@ -179,7 +179,7 @@ def test_acks(bootstrap: str, new_topic: NewTopic, acks: str) -> None:
     consumer.close()
 
 
-def test_append_time(bootstrap: str, new_topic: NewTopic) -> None:
+def test_consumers_receive_the_log_append_time(bootstrap: str, new_topic: NewTopic) -> None:
     from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, TopicPartition
 
     topic = new_topic(**{"message.timestamp.type": "LogAppendTime"})
@@ -198,7 +198,7 @@ def test_append_time(bootstrap: str, new_topic: NewTopic) -> None:
     assert all(before_ms <= at_ms <= time.time() * 1000 for _, at_ms in found)
 
 
-def test_many_partitions(bootstrap: str, new_topic: NewTopic) -> None:
+def test_confluent_kafka_reads_hundreds_of_partitions(bootstrap: str, new_topic: NewTopic) -> None:
     from confluent_kafka import Consumer, Producer
 
     topic = new_topic(300)

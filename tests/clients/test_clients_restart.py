@@ -114,7 +114,7 @@ def test_an_idempotent_producer_causes_no_loss_and_no_duplicates(broker: Broker,
 
 
 @pytest.mark.parametrize("client", MEMBERS)
-def test_a_group_continues(broker: Broker, client: str) -> None:
+def test_a_group_continues_after_a_restart_of_the_broker(broker: Broker, client: str) -> None:
     kind = MEMBERS[client]
     producer = Producer({"bootstrap.servers": broker.bootstrap, "log_level": 0})
 

@@ -60,7 +60,7 @@ def produce(peer: WirePeer, topic: str, *values: bytes, version: int = 9) -> Any
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.PRODUCE))
-def test_produce(peer: WirePeer, new_topic: NewTopic, version: int) -> None:
+def test_produce_is_served_in_every_version(peer: WirePeer, new_topic: NewTopic, version: int) -> None:
     topic = new_topic()
     first = produce(peer, topic, b"one", b"two", version=version)
     second = produce(peer, topic, b"three", version=version)
@@ -83,7 +83,7 @@ def test_bytes_behind_a_request_are_ignored(peer: WirePeer, key: ApiKey) -> None
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.FETCH))
-def test_fetch(peer: WirePeer, new_topic: NewTopic, version: int) -> None:
+def test_fetch_is_served_in_every_version(peer: WirePeer, new_topic: NewTopic, version: int) -> None:
     topic = new_topic()
     produce(peer, topic, b"one", b"two")
     partition = message("fetch", "FetchPartition", partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
@@ -102,7 +102,7 @@ def test_fetch(peer: WirePeer, new_topic: NewTopic, version: int) -> None:
 
 @pytest.mark.parametrize("version", versions(ApiKey.LIST_OFFSETS))
 @pytest.mark.parametrize(("timestamp", "offset", "since"), [(-1, 2, 1), (-2, 0, 1), (-3, 0, 7), (0, 0, 1)])
-def test_list_offsets(
+def test_list_offsets_is_served_in_every_version(
     peer: WirePeer, new_topic: NewTopic, version: int, timestamp: int, offset: int, since: int
 ) -> None:
     topic = new_topic()
@@ -121,7 +121,7 @@ def test_list_offsets(
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.METADATA))
-def test_metadata(peer: WirePeer, new_topic: NewTopic, version: int) -> None:
+def test_metadata_is_served_in_every_version(peer: WirePeer, new_topic: NewTopic, version: int) -> None:
     topic = new_topic(3)
     wanted = message("metadata", "MetadataRequestTopic", name=topic)
     request = message("metadata", "MetadataRequest", topics=[wanted])
@@ -156,7 +156,7 @@ def test_metadata_creates_a_topic_only_if_allowed(
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.API_VERSIONS))
-def test_api_versions(peer: WirePeer, version: int) -> None:
+def test_api_versions_is_served_in_every_version(peer: WirePeer, version: int) -> None:
     request = message(
         "api_versions", "ApiVersionsRequest", client_software_name="peer", client_software_version="1.0"
     )
@@ -166,7 +166,9 @@ def test_api_versions(peer: WirePeer, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.CREATE_TOPICS))
-def test_create_topics(peer: WirePeer, new_name: Callable[[str], str], version: int) -> None:
+def test_create_topics_is_served_in_every_version(
+    peer: WirePeer, new_name: Callable[[str], str], version: int
+) -> None:
     name = new_name("topic")
     topics = [
         message(
@@ -187,7 +189,7 @@ def test_create_topics(peer: WirePeer, new_name: Callable[[str], str], version: 
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.DELETE_TOPICS))
-def test_delete_topics(peer: WirePeer, new_topic: NewTopic, version: int) -> None:
+def test_delete_topics_is_served_in_every_version(peer: WirePeer, new_topic: NewTopic, version: int) -> None:
     names = [new_topic(), "not-there"]
     states = [message("delete_topics", "DeleteTopicState", name=name) for name in names]
     request = message(
@@ -202,7 +204,9 @@ def test_delete_topics(peer: WirePeer, new_topic: NewTopic, version: int) -> Non
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.CREATE_PARTITIONS))
-def test_create_partitions(peer: WirePeer, new_topic: NewTopic, version: int) -> None:
+def test_create_partitions_is_served_in_every_version(
+    peer: WirePeer, new_topic: NewTopic, version: int
+) -> None:
     topics = [
         message("create_partitions", "CreatePartitionsTopic", name=name, count=4, assignments=None)
         for name in (new_topic(2), "not-there")
@@ -213,7 +217,7 @@ def test_create_partitions(peer: WirePeer, new_topic: NewTopic, version: int) ->
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.DELETE_RECORDS))
-def test_delete_records(peer: WirePeer, new_topic: NewTopic, version: int) -> None:
+def test_delete_records_is_served_in_every_version(peer: WirePeer, new_topic: NewTopic, version: int) -> None:
     topic = new_topic()
     produce(peer, topic, b"one", b"two")
     partitions = [
@@ -230,7 +234,7 @@ def test_delete_records(peer: WirePeer, new_topic: NewTopic, version: int) -> No
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.INIT_PRODUCER_ID))
-def test_init_producer_id(peer: WirePeer, version: int) -> None:
+def test_init_producer_id_is_served_in_every_version(peer: WirePeer, version: int) -> None:
     def ask(name: str | None) -> Any:
         request = message(
             "init_producer_id", "InitProducerIdRequest", transactional_id=name, transaction_timeout_ms=1000
@@ -243,7 +247,9 @@ def test_init_producer_id(peer: WirePeer, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FOR_LEADER_EPOCH))
-def test_offset_for_leader_epoch(peer: WirePeer, new_topic: NewTopic, version: int) -> None:
+def test_offset_for_leader_epoch_is_served_in_every_version(
+    peer: WirePeer, new_topic: NewTopic, version: int
+) -> None:
     topic = new_topic()
     produce(peer, topic, b"one", b"two")
     asked = [
@@ -258,7 +264,9 @@ def test_offset_for_leader_epoch(peer: WirePeer, new_topic: NewTopic, version: i
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.DESCRIBE_CONFIGS))
-def test_describe_configs(peer: WirePeer, new_topic: NewTopic, version: int) -> None:
+def test_describe_configs_is_served_in_every_version(
+    peer: WirePeer, new_topic: NewTopic, version: int
+) -> None:
     topic = new_topic(1, **{"retention.ms": 77_000})
     (broker,) = peer.ask(
         ApiKey.DESCRIBE_CLUSTER, 0, message("describe_cluster", "DescribeClusterRequest")
@@ -309,7 +317,7 @@ def test_describe_configs(peer: WirePeer, new_topic: NewTopic, version: int) -> 
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.ALTER_CONFIGS))
-def test_alter_configs(peer: WirePeer, new_topic: NewTopic, version: int) -> None:
+def test_alter_configs_is_served_in_every_version(peer: WirePeer, new_topic: NewTopic, version: int) -> None:
     entry = message("alter_configs", "AlterableConfig", name="retention.ms", value="88000")
     resources = [
         message("alter_configs", "AlterConfigsResource", resource_type=2, resource_name=name, configs=[entry])
@@ -321,7 +329,9 @@ def test_alter_configs(peer: WirePeer, new_topic: NewTopic, version: int) -> Non
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.INCREMENTAL_ALTER_CONFIGS))
-def test_incremental_alter_configs(peer: WirePeer, new_topic: NewTopic, version: int) -> None:
+def test_incremental_alter_configs_is_served_in_every_version(
+    peer: WirePeer, new_topic: NewTopic, version: int
+) -> None:
     def resource(name: str, key: str) -> Any:
         entry = message(
             "incremental_alter_configs", "AlterableConfig", name=key, config_operation=0, value="88000"
@@ -344,7 +354,9 @@ def test_incremental_alter_configs(peer: WirePeer, new_topic: NewTopic, version:
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.DESCRIBE_LOG_DIRS))
-def test_describe_log_dirs(peer: WirePeer, new_topic: NewTopic, version: int) -> None:
+def test_describe_log_dirs_is_served_in_every_version(
+    peer: WirePeer, new_topic: NewTopic, version: int
+) -> None:
     topic = new_topic()
     produce(peer, topic, b"one")
     answer = peer.ask(
@@ -357,7 +369,9 @@ def test_describe_log_dirs(peer: WirePeer, new_topic: NewTopic, version: int) ->
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.DESCRIBE_CLUSTER))
-def test_describe_cluster(peer: WirePeer, client_broker: Broker, version: int) -> None:
+def test_describe_cluster_is_served_in_every_version(
+    peer: WirePeer, client_broker: Broker, version: int
+) -> None:
     request = message(
         "describe_cluster", "DescribeClusterRequest", include_cluster_authorized_operations=True
     )
@@ -400,14 +414,14 @@ def test_access_rules_are_refused_with_a_reason(peer: WirePeer, version: int) ->
     assert all("no authorizer" in one.error_message for one in answers)
 
 
-def test_describe_producers(peer: WirePeer, new_topic: NewTopic) -> None:
+def test_describe_producers_is_served_in_every_version(peer: WirePeer, new_topic: NewTopic) -> None:
     asked = message("describe_producers", "TopicRequest", name=new_topic(), partition_indexes=[0, 9])
     request = message("describe_producers", "DescribeProducersRequest", topics=[asked])
     answer = peer.ask(ApiKey.DESCRIBE_PRODUCERS, 0, request).topics[0].partitions
     assert [one.error_code for one in answer] == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
 
 
-def test_describe_topic_partitions(peer: WirePeer, new_topic: NewTopic) -> None:
+def test_describe_topic_partitions_is_served_in_every_version(peer: WirePeer, new_topic: NewTopic) -> None:
     topic = new_topic(5)
     asked = [message("describe_topic_partitions", "TopicRequest", name=topic)]
     request = message(
@@ -422,7 +436,9 @@ def test_describe_topic_partitions(peer: WirePeer, new_topic: NewTopic) -> None:
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.FIND_COORDINATOR))
-def test_find_coordinator(peer: WirePeer, client_broker: Broker, version: int) -> None:
+def test_find_coordinator_is_served_in_every_version(
+    peer: WirePeer, client_broker: Broker, version: int
+) -> None:
     def ask(key: str, kind: int) -> Any:
         fields: dict[str, Any] = {"coordinator_keys": [key]} if version >= 4 else {"key": key}
         if version >= 1:
@@ -567,7 +583,7 @@ class Member:
 
 
 @pytest.mark.parametrize("version", GROUP_VERSIONS)
-def test_the_lifecycle_of_a_group(
+def test_a_group_is_joined_synced_and_left_in_all_versions(
     peer: WirePeer, new_topic: NewTopic, new_name: Callable[[str], str], version: int
 ) -> None:
     member = Member(peer, new_name("group"), version)
@@ -601,7 +617,9 @@ def test_the_lifecycle_of_a_group(
     assert [one.error_code for one in deleted.results] == [0, ErrorCode.GROUP_ID_NOT_FOUND]
 
 
-def test_offset_delete(peer: WirePeer, new_topic: NewTopic, new_name: Callable[[str], str]) -> None:
+def test_offset_delete_is_served_in_every_version(
+    peer: WirePeer, new_topic: NewTopic, new_name: Callable[[str], str]
+) -> None:
     topic = new_topic()
     member = Member(peer, new_name("group"), 2)
     member.find_coordinator()

@@ -52,12 +52,14 @@ class NumberedProducer(threading.Thread):
         """Writes until it is stopped."""
         while not self.ending.is_set():
             value = self.sent.to_bytes(4)
-            self._producer.produce(STEADY, value, partition=self.sent % PARTITIONS, on_delivery=self._told)
+            self._producer.produce(
+                STEADY, value, partition=self.sent % PARTITIONS, on_delivery=self._on_delivery
+            )
             self.sent += 1
             self._producer.poll(0.002)
         self._producer.flush(60)
 
-    def _told(self, error: KafkaError | None, message: object) -> None:
+    def _on_delivery(self, error: KafkaError | None, message: object) -> None:
         if error is None:
             self.acknowledged += 1
         else:

@@ -53,7 +53,7 @@ def replicas(cluster: Brokers, topic: str) -> list[list[int]]:
         return [list(one.replicas) if one.leader >= 0 else [] for one in partitions]
 
 
-def test_topics_partitions_and_settings(cluster: Brokers, classes: Desk) -> None:
+def test_topics_partitions_and_settings_in_the_store_are_applied(cluster: Brokers, classes: Desk) -> None:
     def act(*arguments: str) -> str:
         return classes("StoreWriter", cluster.address, *arguments)
 
@@ -78,7 +78,7 @@ def test_topics_partitions_and_settings(cluster: Brokers, classes: Desk) -> None
     until(lambda: not any(path.exists() for path in left), "nothing is left of it")
 
 
-def test_settings_of_brokers(cluster: Brokers, classes: Desk) -> None:
+def test_stored_settings_of_brokers_are_applied(cluster: Brokers, classes: Desk) -> None:
     def told(number: int, key: str) -> str | None:
         with cluster.admin(number) as admin:
             resource = ConfigResource(ResourceType.BROKER, str(number))
@@ -92,7 +92,7 @@ def test_settings_of_brokers(cluster: Brokers, classes: Desk) -> None:
         until(lambda n=number: told(n, "message.max.bytes") == "765432", f"broker {number} has it")  # type: ignore[misc]
 
 
-def test_moves_and_elections(cluster: Brokers, classes: Desk) -> None:
+def test_stored_reassignments_and_elections_are_executed(cluster: Brokers, classes: Desk) -> None:
     with cluster.admin() as admin:
         admin.create_topic("going", assignments={0: [1, 2]})
     with Producer(cluster.bootstrap, acks="all") as producer:

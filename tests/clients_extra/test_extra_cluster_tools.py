@@ -73,7 +73,7 @@ def write(cluster: Brokers, topic: str, count: int, size: int = 10, partition: i
             producer.send(topic, b"%d" % number + bytes(size), partition=partition)
 
 
-def test_topics(cluster: Brokers, tool: Desk, topic: str) -> None:
+def test_kafka_topics_creates_and_describes_topics(cluster: Brokers, tool: Desk, topic: str) -> None:
     tool(
         TOPICS, *server(cluster, 1), "--create", "--topic", topic, "--partitions", "4",
         "--replication-factor", "3", "--config", "retention.ms=70000",
@@ -108,7 +108,7 @@ def test_topics(cluster: Brokers, tool: Desk, topic: str) -> None:
         assert topic not in tool(TOPICS, *server(cluster, number), "--list").split()
 
 
-def test_configs_through_any_broker(cluster: Brokers, tool: Desk, topic: str) -> None:
+def test_kafka_configs_alters_settings_at_any_broker(cluster: Brokers, tool: Desk, topic: str) -> None:
     tool(TOPICS, *server(cluster, 1), "--create", "--topic", topic, "--replication-factor", "3")
     entities = (
         (("--entity-type", "topics", "--entity-name", topic), "segment.bytes", "2000000"),
@@ -128,7 +128,9 @@ def test_configs_through_any_broker(cluster: Brokers, tool: Desk, topic: str) ->
     assert "num.io.threads" in tool(CONFIGS, *server(cluster, 1), *wrong, "num.io.threads=some", code=1)
 
 
-def test_reassignments(cluster: Brokers, tool: Desk, topic: str, tmp_path: Path) -> None:
+def test_kafka_reassign_partitions_moves_replicas_with_throttles(
+    cluster: Brokers, tool: Desk, topic: str, tmp_path: Path
+) -> None:
     # The tool sets throttles and starts moves at the same time: brokers apply the throttle first.
     throttled = {f"{side}.replication.throttled.replicas": "*" for side in ("leader", "follower")}
     rates = {f"{side}.replication.throttled.rate": str(SLOW_BYTES_S) for side in ("leader", "follower")}
@@ -194,7 +196,9 @@ def lags(tool: Desk, where: tuple[str, str], group: str) -> list[int]:
     return [int(line.split()[5]) for line in told.splitlines() if line.startswith(group)]
 
 
-def test_groups_after_their_coordinator_was_killed(cluster: Brokers, tool: Desk, topic: str) -> None:
+def test_kafka_consumer_groups_works_after_the_coordinator_was_killed(
+    cluster: Brokers, tool: Desk, topic: str
+) -> None:
     tool(
         TOPICS,
         *server(cluster),
@@ -235,7 +239,9 @@ def test_groups_after_their_coordinator_was_killed(cluster: Brokers, tool: Desk,
     )
 
 
-def test_versions_and_log_dirs_of_all(cluster: Brokers, tool: Desk, topic: str) -> None:
+def test_kafka_tools_show_versions_and_log_dirs_of_all_brokers(
+    cluster: Brokers, tool: Desk, topic: str
+) -> None:
     tool(
         TOPICS,
         *server(cluster),

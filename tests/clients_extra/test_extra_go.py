@@ -9,7 +9,7 @@ from pathlib import Path
 from tidemill.testing import Broker
 
 
-def test_clients_in_go(extra_broker: Broker, go_tests: Path) -> None:
+def test_go_clients_pass_their_tests(extra_broker: Broker, go_tests: Path) -> None:
     outcome = subprocess.run(
         [str(go_tests), "-test.v", "-test.count=1"],
         env={**os.environ, "BOOTSTRAP": extra_broker.bootstrap},

@@ -74,7 +74,9 @@ def write(tool: Tool, server: tuple[str, str], topic: str, lines: str, codec: st
     )
 
 
-def test_kafka_topics(tool: Tool, server: tuple[str, str], new_topic: Callable[..., str]) -> None:
+def test_kafka_topics_manages_topics(
+    tool: Tool, server: tuple[str, str], new_topic: Callable[..., str]
+) -> None:
     topic = new_topic(3, **{"retention.ms": "70000"})
     command = f"{TOOLS}.TopicCommand"
     described = tool(command, *server, "--describe", "--topic", topic).out
@@ -103,7 +105,9 @@ def test_kafka_console_producer_and_consumer(
     assert read.out.splitlines() == ["Offset:0\ta\t1", "Offset:1\tb\t2", "Offset:2\tc\t3"]
 
 
-def test_kafka_consumer_groups(tool: Tool, server: tuple[str, str], new_topic: Callable[..., str]) -> None:
+def test_kafka_consumer_groups_manages_groups(
+    tool: Tool, server: tuple[str, str], new_topic: Callable[..., str]
+) -> None:
     topic, group = new_topic(2), f"group-{next(_numbers)}"
     write(tool, server, topic, "a:1\nb:2\nc:3\n")
     consumer = f"{TOOLS}.consumer.ConsoleConsumer"
@@ -129,7 +133,9 @@ def test_kafka_consumer_groups(tool: Tool, server: tuple[str, str], new_topic: C
     assert group not in tool(command, *server, "--list").out.split()
 
 
-def test_kafka_configs(tool: Tool, server: tuple[str, str], new_topic: Callable[..., str]) -> None:
+def test_kafka_configs_alters_and_describes_settings(
+    tool: Tool, server: tuple[str, str], new_topic: Callable[..., str]
+) -> None:
     topic, command = new_topic(), "kafka.admin.ConfigCommand"
     of_topic = ("--entity-type", "topics", "--entity-name", topic)
     tool(
@@ -183,7 +189,9 @@ def test_kafka_log_dirs_offsets_and_delete_records(
     assert offset("earliest") == f"{topic}:0:2"
 
 
-def test_kafka_performance_tools(tool: Tool, server: tuple[str, str], new_topic: Callable[..., str]) -> None:
+def test_kafka_performance_tools_produce_and_consume(
+    tool: Tool, server: tuple[str, str], new_topic: Callable[..., str]
+) -> None:
     topic = new_topic(3)
     produced = tool(
         f"{TOOLS}.ProducerPerformance",
@@ -217,7 +225,7 @@ def test_kafka_verifiable_producer_and_consumer(
     assert all(one["success"] for one in committed)
 
 
-def test_kafka_configs_of_groups(tool: Tool, server: tuple[str, str]) -> None:
+def test_kafka_configs_alters_and_describes_settings_of_groups(tool: Tool, server: tuple[str, str]) -> None:
     """Apache Kafka's own tool sets, reads, lists and resets settings; values beyond the broker's bounds are
     refused.
     """
@@ -304,7 +312,7 @@ def test_the_consumer_uses_sessions_and_topic_ids(tool: Tool) -> None:
     assert all(topic.topic_id != ZERO_ID for one in produces for topic in one.request.topic_data)
 
 
-def test_dump_log_segments_reads_our_files(tool: Tool, tmp_path: Path) -> None:
+def test_dump_log_segments_reads_the_files_of_tidemill(tool: Tool, tmp_path: Path) -> None:
     config = {"log.segment.bytes": 1_048_576, "log.index.interval.bytes": 4096}
     with Broker(config, data_dir=tmp_path / "data") as broker:
         server = ("--bootstrap-server", broker.bootstrap)

@@ -11,7 +11,7 @@ from tidemill.testing import Broker
 SCRIPT = Path(__file__).parent / "js" / "kafkajs.test.js"
 
 
-def test_kafkajs(extra_broker: Broker, node_modules: Path) -> None:
+def test_kafkajs_passes_its_tests(extra_broker: Broker, node_modules: Path) -> None:
     outcome = subprocess.run(
         ["node", "--test", "--test-reporter=spec", str(SCRIPT)],
         env={

@@ -74,7 +74,7 @@ def settings_by_broker(cluster: Brokers, topic: str, key: str) -> list[str]:
     return told
 
 
-def test_settings_that_its_tool_alters_take_effect_on_every_broker(
+def test_settings_altered_by_the_tool_of_kafka_08_apply_to_every_broker(
     cluster: Brokers, old_kafka: Callable[..., str]
 ) -> None:
     asked = ("--zookeeper", cluster.address, "--topic", "altered")
@@ -98,7 +98,7 @@ def test_settings_that_its_tool_alters_take_effect_on_every_broker(
         assert "/config/changes" not in broker.log
 
 
-def test_offsets_of_its_simple_consumer_are_those_of_its_tools(
+def test_the_tools_show_the_offsets_of_the_simple_consumer(
     cluster: Brokers, old_kafka: Callable[..., str], tmp_path: Path
 ) -> None:
     with cluster.admin() as admin:
@@ -133,7 +133,7 @@ def test_offsets_of_its_simple_consumer_are_those_of_its_tools(
     assert re.search(r"^readers\s+read\s+0\s+17\s+20\s+3\s", checked, re.MULTILINE), checked
 
 
-def test_its_console_consumer_continues_at_the_offset_of_the_simple_consumer(
+def test_the_console_consumer_continues_at_the_offset_of_the_simple_consumer(
     cluster: Brokers, old_kafka: Callable[..., str], tmp_path: Path
 ) -> None:
     """The simple consumer reads the offset that the console consumer leaves in ZooKeeper."""

@@ -194,7 +194,7 @@ def test_offsets_bound_a_batch_and_min_partitions_splits_it(
     assert [row[2:5] for row in cut["rows"]] == places(topic, 10, 10)
 
 
-def test_starting_offsets_by_timestamp(
+def test_starting_offsets_by_timestamp_are_found(
     spark: ConnectorSpark, topics: Topics, values: Callable[..., list[str]]
 ) -> None:
     topic = topics.new(2)
@@ -216,7 +216,7 @@ def test_starting_offsets_by_timestamp(
     assert values(topic, **latest) == ["late"]
 
 
-def test_include_headers(spark: ConnectorSpark, topics: Topics) -> None:
+def test_includeheaders_adds_a_column_of_headers(spark: ConnectorSpark, topics: Topics) -> None:
     topic = topics.new()
     topics.send(topic, [b"v"], headers=[("a", b"\x00\xff"), ("b", None), ("a", b"")])
     topics.send(topic, [b"w"])
@@ -309,7 +309,9 @@ def test_a_stream_of_the_connector_continues(spark: ConnectorSpark, topics: Topi
     assert all(message.headers() == [("h", b"x")] for message in found)
 
 
-def test_our_source_gives_the_same_rows_and_columns(spark: ConnectorSpark, topics: Topics) -> None:
+def test_the_source_returns_the_rows_and_columns_of_the_connector(
+    spark: ConnectorSpark, topics: Topics
+) -> None:
     """In most programs only the word in ``format(...)`` changes."""
     topic = topics.new(3)
     for partition in range(3):

@@ -96,19 +96,16 @@ def test_the_first_start_creates_a_cluster_and_later_starts_find_it(tmp_path: Pa
     assert second[2] > first[2]
 
 
-def test_the_cluster_id_of_a_data_directory_is_kept(tmp_path: Path) -> None:
-    async def story() -> None:
-        store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
-        image = await Setting(store).controller.context.load("known")
-        assert image.cluster_id == "known"
-        assert (await Setting(store).controller.context.load("other")).cluster_id == "known"
-        await store.close()
-
-    asyncio.run(story())
+async def test_the_cluster_id_of_a_data_directory_is_kept(tmp_path: Path) -> None:
+    store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
+    image = await Setting(store).controller.context.load("known")
+    assert image.cluster_id == "known"
+    assert (await Setting(store).controller.context.load("other")).cluster_id == "known"
+    await store.close()
 
 
-def test_a_registration_whose_response_was_lost_is_found(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_a_registration_whose_response_was_lost_is_found(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         controller = setting.controller
         before = await setting.store.get("/brokers/ids/0")
         assert before is not None
@@ -117,11 +114,9 @@ def test_a_registration_whose_response_was_lost_is_found(tmp_path: Path) -> None
         assert node is not None
         assert json.loads(node.data)["rack"] == "r"
 
-    with_controller(tmp_path, story)
 
-
-def test_a_broker_with_an_id_in_use_is_rejected(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_a_broker_with_an_id_in_use_is_rejected(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         other = Setting(setting.store.join())
         await other.controller.context.load()
         with pytest.raises(KafkaError, match="/brokers/ids/0") as caught:
@@ -134,15 +129,13 @@ def test_a_broker_with_an_id_in_use_is_rejected(tmp_path: Path) -> None:
         assert refused.value.code == ErrorCode.NOT_CONTROLLER
         await other.store.close()
 
-    with_controller(tmp_path, story)
 
-
-def test_a_topic_created_while_the_cluster_is_read_again_is_known(
+async def test_a_topic_created_while_the_cluster_is_read_again_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a session expiration, when the broker becomes controller again."""
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         was_read, go_on = asyncio.Event(), asyncio.Event()
 
         async def load_slowly(*arguments: Any) -> ClusterImage:
@@ -165,8 +158,6 @@ def test_a_topic_created_while_the_cluster_is_read_again_is_known(
         await asyncio.gather(loading, making)
         assert "t" in setting.controller.image.topics
         assert same(setting.controller.image, await load_image(setting.store))
-
-    with_controller(tmp_path, story)
 
 
 def test_a_topic_is_stored_published_and_found_again(tmp_path: Path) -> None:
@@ -196,8 +187,8 @@ def test_a_topic_is_stored_published_and_found_again(tmp_path: Path) -> None:
     asyncio.run(find(with_controller(tmp_path, make, num_partitions=3)))
 
 
-def test_validate_only_creates_nothing(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_validate_only_creates_nothing(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         before = await subtree(setting.store, "/brokers/topics")
         outcomes = await setting.controller.admin_manager.create_topics(
             [NewTopic("a"), NewTopic("")], validate_only=True
@@ -217,11 +208,9 @@ def test_validate_only_creates_nothing(tmp_path: Path) -> None:
         await setting.controller.admin_manager.delete_topics(["t"])
         assert await subtree(setting.store, "/brokers/topics") == before
 
-    with_controller(tmp_path, story)
 
-
-def test_two_requests_for_one_name_create_one_topic(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_two_requests_for_one_name_create_one_topic(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         create = setting.controller.admin_manager.create_topics
         results = await asyncio.gather(*(create([NewTopic("t", count)]) for count in (1, 2, 3)))
         codes = [outcome.error.code if outcome.error else None for (outcome,) in results]
@@ -232,21 +221,17 @@ def test_two_requests_for_one_name_create_one_topic(tmp_path: Path) -> None:
         assert colliding.error is None
         assert collided.error is not None
 
-    with_controller(tmp_path, story)
 
-
-def test_a_failure_to_apply_a_change_is_returned_to_the_client(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_a_failure_to_apply_a_change_is_returned_to_the_client(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         setting.fails["bad"] = KafkaError("no room", ErrorCode.KAFKA_STORAGE_ERROR)
         good, bad = await setting.controller.admin_manager.create_topics([NewTopic("good"), NewTopic("bad")])
         assert good.error is None
         assert bad.error is setting.fails["bad"]
 
-    with_controller(tmp_path, story)
 
-
-def test_a_deletion_removes_every_node(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_a_deletion_removes_every_node(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         before = await subtree(setting.store, "/")
         await setting.controller.admin_manager.create_topics(
             [NewTopic("t", 3, config={"retention.ms": "1"}), NewTopic("u")]
@@ -268,17 +253,13 @@ def test_a_deletion_removes_every_node(tmp_path: Path) -> None:
         assert again.topic is not None
         assert again.topic.topic_id != topic.topic_id
 
-    with_controller(tmp_path, story)
 
-
-def test_topic_deletion_can_be_disabled(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_topic_deletion_can_be_disabled(tmp_path: Path) -> None:
+    async with started(tmp_path, delete_topic_enable=False) as setting:
         assert await create(setting, "t") is None
         with pytest.raises(KafkaError) as caught:
             await setting.controller.admin_manager.delete_topics(["t"])
         assert caught.value.code == ErrorCode.TOPIC_DELETION_DISABLED
-
-    with_controller(tmp_path, story, delete_topic_enable=False)
 
 
 def test_an_interrupted_deletion_continues_at_the_next_start(tmp_path: Path) -> None:
@@ -366,8 +347,8 @@ def test_settings_are_changed_published_and_found_again(tmp_path: Path) -> None:
     with_controller(tmp_path, find)
 
 
-def test_a_controller_that_was_replaced_changes_nothing(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_a_controller_that_was_replaced_changes_nothing(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         assert await create(setting, "t") is None
         other: Store = setting.store.join()
         await other.transact([SetData("/controller_epoch", b"99")])
@@ -382,8 +363,6 @@ def test_a_controller_that_was_replaced_changes_nothing(tmp_path: Path) -> None:
             assert error.code == ErrorCode.NOT_CONTROLLER
         assert await subtree(other, "/") == before
         await other.close()
-
-    with_controller(tmp_path, story)
 
 
 def test_a_topic_node_written_by_an_administrator_is_completed(tmp_path: Path) -> None:
@@ -443,8 +422,8 @@ def test_each_block_of_producer_ids_is_allocated_once(tmp_path: Path) -> None:
     with_controller(tmp_path, later)
 
 
-def test_a_producer_id_in_a_log_is_not_allocated_again(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_a_producer_id_in_a_log_is_not_allocated_again(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         assert await claim_block(setting.store, 0, used=999) == (1_001_000, 1000)
         assert await claim_block(setting.store, 0, used=999) == (1_002_000, 1000)
         assert await claim_block(setting.store, 0, used=1_002_999) == (1_003_000, 1000)
@@ -452,20 +431,15 @@ def test_a_producer_id_in_a_log_is_not_allocated_again(tmp_path: Path) -> None:
         # A client may write any id. Such an id must not exhaust the remaining ids.
         assert await claim_block(setting.store, 0, used=2**63 - 1) == (2_005_001, 1000)
 
-    with_controller(tmp_path, story)
+
+async def test_generated_broker_ids_are_above_the_reserved_ones_and_differ(tmp_path: Path) -> None:
+    store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
+    assert [await generate_broker_id(store, 1000) for _ in range(3)] == [1001, 1002, 1003]
+    await store.close()
 
 
-def test_generated_broker_ids_are_above_the_reserved_ones_and_differ(tmp_path: Path) -> None:
-    async def story() -> None:
-        store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
-        assert [await generate_broker_id(store, 1000) for _ in range(3)] == [1001, 1002, 1003]
-        await store.close()
-
-    asyncio.run(story())
-
-
-def test_a_gap_in_the_partition_numbers_of_a_topic_is_reported(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_a_gap_in_the_partition_numbers_of_a_topic_is_reported(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         await setting.store.transact(
             [Create(TopicNode.path("t"), b'{"version":1,"partitions":{"0":[0],"2":[0]}}')]
         )
@@ -474,8 +448,6 @@ def test_a_gap_in_the_partition_numbers_of_a_topic_is_reported(tmp_path: Path) -
         assert re.match(
             r"/brokers/topics/t holds .* it has no partition 1 ", str(image.unreadable["topics", "t"])
         )
-
-    with_controller(tmp_path, story)
 
 
 def test_a_thousand_topics_are_created_and_loaded(tmp_path: Path) -> None:
@@ -492,24 +464,22 @@ def test_a_thousand_topics_are_created_and_loaded(tmp_path: Path) -> None:
     with_controller(tmp_path, load)
 
 
-def test_a_leaderless_partition_waits_until_unclean_election_is_enabled(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_a_leaderless_partition_waits_until_unclean_election_is_enabled(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         other = await waiting_for_broker_9(setting)
         assert other.controller.image.topics["t"].partitions[0].leader == -1
         assert await alter_config(other, "unclean.leader.election.enable", "true", topic="t") is None
         partition = other.controller.image.topics["t"].partitions[0]
         assert (partition.leader, partition.isr, partition.leader_epoch) == (0, [0], 2)
 
-    with_controller(tmp_path, story)
-
 
 @pytest.mark.parametrize("name", ["t", ""], ids=["of the topic", "of the cluster"])
-def test_a_change_of_min_insync_replicas_empties_the_elr_in_the_same_transaction(
+async def test_a_change_of_min_insync_replicas_empties_the_elr_in_the_same_transaction(
     tmp_path: Path, name: str
 ) -> None:
     state_path = PartitionStateNode.path("t", 0)
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         assert await create(setting, "t") is None
         eligible = LeaderIsrAndControllerEpoch(0, 1, [0], 1, elr=(8, 9))
         await place(setting, TopicAssignment(None, {0: [0, 8, 9]}), eligible)
@@ -533,14 +503,12 @@ def test_a_change_of_min_insync_replicas_empties_the_elr_in_the_same_transaction
         found = (await load_image(setting.store)).topics["t"].partitions[0]
         assert (found.leader, found.isr, list(found.elr)) == (0, [0], [])
 
-    with_controller(tmp_path, story)
-
 
 @pytest.mark.parametrize("is_asked_for", [False, True])
-def test_a_broker_that_reports_losses_before_a_preferred_election_is_not_elected(
+async def test_a_broker_that_reports_losses_before_a_preferred_election_is_not_elected(
     tmp_path: Path, is_asked_for: bool
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         assert await create(setting, "t") is None
         await restart(setting, 1)
         await place(setting, TopicAssignment(None, {0: [1, 0]}), LeaderIsrAndControllerEpoch(0, 1, [0, 1], 1))
@@ -555,13 +523,11 @@ def test_a_broker_that_reports_losses_before_a_preferred_election_is_not_elected
         found = other.controller.image.topics["t"].partitions[0]
         assert (found.leader, found.isr) == (0, [0])
 
-    with_controller(tmp_path, story)
 
-
-def test_a_broker_that_reports_losses_during_a_failover_does_not_stay_leader(
+async def test_a_broker_that_reports_losses_during_a_failover_does_not_stay_leader(
     tmp_path: Path,
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         await setting.controller.admin_manager.create_topics([NewTopic("t"), NewTopic("u")])
         assignment = TopicAssignment(new_id(), {0: [1, 0]}, {0: [1]}, {0: [0]})
         gone = PartitionStateNode.encode(LeaderIsrAndControllerEpoch(9, 1, [9, 0], 1))
@@ -587,14 +553,12 @@ def test_a_broker_that_reports_losses_during_a_failover_does_not_stay_leader(
         found = other.controller.image.topics["t"].partitions[0]
         assert (found.leader, found.isr, found.replicas) == (0, [0], [1, 0])
 
-    with_controller(tmp_path, story)
-
 
 @pytest.mark.parametrize("is_wished", [False, True])
-def test_a_broker_that_reports_losses_before_a_reassignment_completes_does_not_stay_leader(
+async def test_a_broker_that_reports_losses_before_a_reassignment_completes_does_not_stay_leader(
     tmp_path: Path, is_wished: bool
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         assert await create(setting, "t") is None
         adding = {0: [] if is_wished else [1]}
         removing = {0: [] if is_wished else [0]}
@@ -616,14 +580,14 @@ def test_a_broker_that_reports_losses_before_a_reassignment_completes_does_not_s
         found = other.controller.image.topics["t"].partitions[0]
         assert (found.leader, found.isr, found.replicas) == (0, [0], [1, 0])
 
-    with_controller(tmp_path, story)
-
 
 @pytest.mark.parametrize("is_by_others", [False, True])
-def test_an_unclean_leader_is_elected_after_a_failed_store_call(tmp_path: Path, is_by_others: bool) -> None:
+async def test_an_unclean_leader_is_elected_after_a_failed_store_call(
+    tmp_path: Path, is_by_others: bool
+) -> None:
     settings = {"unclean.leader.election.enable": "true"}
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         other = await waiting_for_broker_9(setting)
         await asyncio.sleep(0.01)  # It has found that no replica can be elected.
         silences = [StoreUnavailable("it is away")]
@@ -648,11 +612,11 @@ def test_an_unclean_leader_is_elected_after_a_failed_store_call(tmp_path: Path, 
         assert not silences
         assert other.controller.image.topics["t"].partitions[0].leader == 0
 
-    with_controller(tmp_path, story)
-
 
 @pytest.mark.parametrize("is_default", [False, True])
-def test_concurrent_setting_changes_survive_a_read_of_the_store(tmp_path: Path, is_default: bool) -> None:
+async def test_concurrent_setting_changes_survive_a_read_of_the_store(
+    tmp_path: Path, is_default: bool
+) -> None:
     """The controller reads the settings on each change notification and applies them once it is idle."""
     names = ["retention.ms", "flush.messages", "segment.bytes"]
     if is_default:
@@ -661,7 +625,7 @@ def test_concurrent_setting_changes_survive_a_read_of_the_store(tmp_path: Path, 
     node = ("brokers", DEFAULT_ENTITY) if is_default else ("topics", "t")
     path = ConfigNode.path(*node)
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         controller = setting.controller
 
         async def alter(name: str) -> None:
@@ -680,5 +644,3 @@ def test_concurrent_setting_changes_survive_a_read_of_the_store(tmp_path: Path, 
         assert await stored() == wanted
         image = controller.image
         assert (image.default_broker_config() if is_default else image.topics["t"].config) == wanted
-
-    with_controller(tmp_path, story)

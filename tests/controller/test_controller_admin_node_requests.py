@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from controller_stage import Setting, create, delete, epoch, lose_answer, restart, with_controller
+from controller_stage import Setting, create, delete, epoch, lose_answer, restart, started
 
 from tidemill.controller import admin_node_requests
 from tidemill.controller.admin_node_requests import DELAYS_MAX, AdminNodeRequests
@@ -43,51 +43,47 @@ class CountingController:
         raise NoNode(path)
 
 
-def test_topic_nodes_are_read_with_a_bounded_delay_while_the_controller_changes_topics(
+async def test_topic_nodes_are_read_with_a_bounded_delay_while_the_controller_changes_topics(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(admin_node_requests, "DELAY_S", 0.0)
 
-    async def story() -> None:
-        controller: Any = CountingController()
-        one = AdminNodeRequests(controller, controller.scheduled.put_nowait)
-        for _ in range(DELAYS_MAX):
-            for _ in range(3):
-                await one.topics_changed()
-            assert controller.reads == 0
-            assert await asyncio.wait_for(controller.scheduled.get(), 10) == "/brokers/topics"
-            assert controller.scheduled.empty(), "several events cause one read"
-        with pytest.raises(NoNode):
+    controller: Any = CountingController()
+    one = AdminNodeRequests(controller, controller.scheduled.put_nowait)
+    for _ in range(DELAYS_MAX):
+        for _ in range(3):
             await one.topics_changed()
+        assert controller.reads == 0
+        assert await asyncio.wait_for(controller.scheduled.get(), 10) == "/brokers/topics"
+        assert controller.scheduled.empty(), "several events cause one read"
+    with pytest.raises(NoNode):
         await one.topics_changed()
-        controller.context.is_changing = False
-        await asyncio.wait_for(controller.scheduled.get(), 10)
-        with pytest.raises(NoNode):
-            await one.topics_changed()
-        assert controller.reads == 2
+    await one.topics_changed()
+    controller.context.is_changing = False
+    await asyncio.wait_for(controller.scheduled.get(), 10)
+    with pytest.raises(NoNode):
+        await one.topics_changed()
+    assert controller.reads == 2
 
-    asyncio.run(story())
 
-
-def test_a_delayed_read_is_cancelled_when_the_controller_resigns(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_delayed_read_is_cancelled_when_the_controller_resigns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(admin_node_requests, "DELAY_S", 0.0)
 
-    async def story() -> None:
-        controller: Any = CountingController()
-        one = AdminNodeRequests(controller, controller.scheduled.put_nowait)
-        await one.topics_changed()
-        one.stop()
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert controller.scheduled.empty()
-
-    asyncio.run(story())
+    controller: Any = CountingController()
+    one = AdminNodeRequests(controller, controller.scheduled.put_nowait)
+    await one.topics_changed()
+    one.stop()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert controller.scheduled.empty()
 
 
-def test_the_controllers_own_deletion_marks_are_not_taken_for_an_administrators(
+async def test_the_controllers_own_deletion_marks_are_not_taken_for_an_administrators(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         controller = setting.controller
         names = [f"t{number}" for number in range(9)]
         await controller.admin_manager.create_topics([NewTopic(name, 1, 1) for name in names])
@@ -103,17 +99,15 @@ def test_the_controllers_own_deletion_marks_are_not_taken_for_an_administrators(
         await one.deletion_marks_changed()
         await asyncio.gather(deleting, made)
         assert sorted(controller.image.topics) == names
-
-    with_controller(tmp_path, story)
     assert not [record for record in caplog.records if "could not be deleted" in record.getMessage()]
 
 
-def test_a_recreated_topic_survives_the_deletion_mark_of_its_predecessor(
+async def test_a_recreated_topic_survives_the_deletion_mark_of_its_predecessor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """``kafka-topics --zookeeper --delete`` while a client deletes and recreates the topic."""
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         controller = setting.controller
         assert await create(setting, "t") is None
         old_id = controller.image.topics["t"].topic_id
@@ -140,13 +134,11 @@ def test_a_recreated_topic_survives_the_deletion_mark_of_its_predecessor(
         # The records of the new topic were not deleted either.
         assert {topic.topic_id for delta in setting.deltas for topic in delta.deleted} == {old_id}
         assert await setting.store.exists(TopicNode.path("t"))
-
-    with_controller(tmp_path, story)
     assert not [record for record in caplog.records if "could not be deleted" in record.getMessage()]
 
 
-def test_marked_topics_are_deleted_and_marks_without_topic_are_removed(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_marked_topics_are_deleted_and_marks_without_topic_are_removed(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         controller = setting.controller
         await controller.admin_manager.create_topics([NewTopic(name, 1, 1) for name in ("t", "u", "v")])
         for name in ("none", "t", "v"):
@@ -155,13 +147,11 @@ def test_marked_topics_are_deleted_and_marks_without_topic_are_removed(tmp_path:
         assert list(controller.image.topics) == ["u"]
         assert await setting.store.children(DELETE_TOPICS) == []
 
-    with_controller(tmp_path, story)
 
-
-def test_a_partition_assigned_to_a_dead_broker_gets_a_leader_when_it_registers(
+async def test_a_partition_assigned_to_a_dead_broker_gets_a_leader_when_it_registers(
     tmp_path: Path,
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         failover, controller = setting.controller.failover, setting.controller
         assert await create(setting, "a") is None
         assignment = TopicAssignment(controller.image.topics["a"].topic_id, {0: [0], 1: [1, 2]})
@@ -177,16 +167,14 @@ def test_a_partition_assigned_to_a_dead_broker_gets_a_leader_when_it_registers(
         await failover.brokers_changed()
         assert controller.image.topics["a"].partitions[1].leader == 2
 
-    with_controller(tmp_path, story)
-
 
 @pytest.mark.parametrize("has_id", [True, False])
-def test_offline_replicas_stay_offline_when_an_administrator_adds_partitions(
+async def test_offline_replicas_stay_offline_when_an_administrator_adds_partitions(
     tmp_path: Path, has_id: bool
 ) -> None:
     """Otherwise such a replica could be elected, or block a recovery from other replicas."""
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         failover, controller = setting.controller.failover, setting.controller
         await restart(setting, 1)
         await failover.brokers_changed()
@@ -202,15 +190,13 @@ def test_offline_replicas_stay_offline_when_an_administrator_adds_partitions(
         assert [one.offline for one in grown.partitions] == [{1}, set()]
         assert [one.leader for one in grown.partitions] == [0, 0]
 
-    with_controller(tmp_path, story)
 
-
-def test_a_replaced_controller_leaves_no_node_of_a_deleted_topic(
+async def test_a_replaced_controller_leaves_no_node_of_a_deleted_topic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An empty node is unreadable and would reserve its name."""
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         store, other = setting.store, Setting(setting.store.join(), 1)
         assignment = TopicNode.encode(TopicAssignment(new_id(), {0: [0]}))
         await store.transact([Create(TopicNode.path("a"), assignment)])
@@ -236,13 +222,11 @@ def test_a_replaced_controller_leaves_no_node_of_a_deleted_topic(
         assert not await store.exists(TopicNode.path("a"))
         assert await create(other, "a") is None
 
-    with_controller(tmp_path, story)
 
-
-def test_settings_written_by_an_administrator_are_deleted_with_the_topic(
+async def test_settings_written_by_an_administrator_are_deleted_with_the_topic(
     tmp_path: Path,
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         store, controller = setting.store, setting.controller
         await store.transact(
             [Create(TopicNode.path("a"), TopicNode.encode(TopicAssignment(new_id(), {0: [0]})))]
@@ -255,17 +239,15 @@ def test_settings_written_by_an_administrator_are_deleted_with_the_topic(
         assert await delete(setting, "a") is None
         assert not await store.exists(path)
 
-    with_controller(tmp_path, story)
-
 
 @pytest.mark.parametrize("found_by", ["refresh", "another change", "the next controller", "the first one"])
-def test_a_deletion_mark_has_no_effect_while_topic_deletion_is_disabled(
+async def test_a_deletion_mark_has_no_effect_while_topic_deletion_is_disabled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, found_by: str
 ) -> None:
     """The node is removed, as in Apache Kafka. Otherwise it would look like a deletion in progress."""
     monkeypatch.setattr(EmbeddedStore, "session_timeout_s", 1.0)
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path, delete_topic_enable=False) as setting:
         controller = setting.controller
         assert await create(setting, "t") is None
         known = controller.image
@@ -287,21 +269,19 @@ def test_a_deletion_mark_has_no_effect_while_topic_deletion_is_disabled(
         assert not controller.image.deleting
         assert not any(delta.deleted for delta in setting.deltas)
         assert not await setting.store.exists(DeleteTopicNode.path("t"))
-
-    with_controller(tmp_path, story, delete_topic_enable=False)
     (line,) = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
     assert line.startswith("topics are not deleted")
     assert line.endswith(": t")
 
 
 @pytest.mark.parametrize("is_same_controller", [False, True])
-def test_a_deletion_in_progress_completes_after_topic_deletion_is_disabled(
+async def test_a_deletion_in_progress_completes_after_topic_deletion_is_disabled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_same_controller: bool
 ) -> None:
     """Some brokers have deleted their logs."""
     monkeypatch.setattr(EmbeddedStore, "session_timeout_s", 1.0)
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         controller, failover = setting.controller, setting.controller.failover
         await restart(setting, 1)
         await failover.brokers_changed()
@@ -322,5 +302,3 @@ def test_a_deletion_in_progress_completes_after_topic_deletion_is_disabled(
         assert list(controller.image.deleting) == ["t"]
         await controller.admin_manager.replicas_deleted(1, [("t", known.deleting["t"].topic_id)])
         assert not await setting.store.exists(TopicNode.path("t"))
-
-    with_controller(tmp_path, story)

@@ -15,7 +15,7 @@ from controller_stage import (
     lose_answer,
     only_partition,
     restart,
-    with_controller,
+    started,
 )
 
 from tidemill.controller.failover import Failover
@@ -49,12 +49,12 @@ from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 
 
-def test_a_write_without_response_schedules_a_read_of_the_registrations(
+async def test_a_write_without_response_schedules_a_read_of_the_registrations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the written state, such as a partition without leader, stays until another change."""
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         requested: list[str] = []
         setting.controller.context.schedule_broker_refresh = lambda: requested.append("refresh")
         assert await create(setting, "a") is None
@@ -64,8 +64,6 @@ def test_a_write_without_response_schedules_a_read_of_the_registrations(
         assert requested == ["refresh"]
         await setting.controller.failover.brokers_changed()
         assert created(setting.deltas) == ["a", "b"]
-
-    with_controller(tmp_path, story)
 
 
 def created(deltas: Sequence[Delta]) -> list[str]:
@@ -80,10 +78,10 @@ async def another_controller(setting: Setting) -> None:
     await setting.store.transact([SetData(CONTROLLER_EPOCH, ControllerEpochNode.encode(epoch))])
 
 
-def test_a_change_with_a_lost_response_is_announced_after_a_failed_attempt(
+async def test_a_change_with_a_lost_response_is_announced_after_a_failed_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         lose_answer(setting, monkeypatch)
         assert await create(setting, "a") is not None
         publish, broken = setting.publish, [True]
@@ -100,26 +98,22 @@ def test_a_change_with_a_lost_response_is_announced_after_a_failed_attempt(
         assert await create(setting, "b") is None
         assert created(setting.deltas) == ["a", "b"]
 
-    with_controller(tmp_path, story)
 
-
-def test_a_change_of_a_cancelled_request_is_announced_with_the_next_change(
+async def test_a_change_of_a_cancelled_request_is_announced_with_the_next_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         lose_answer(setting, monkeypatch, asyncio.CancelledError)
         with pytest.raises(asyncio.CancelledError):
             await create(setting, "a")
         assert await create(setting, "b") is None
         assert created(setting.deltas) == ["a", "b"]
 
-    with_controller(tmp_path, story)
 
-
-def test_a_deletion_whose_start_had_no_response_continues_with_the_next_change(
+async def test_a_deletion_whose_start_had_no_response_continues_with_the_next_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         assert await create(setting, "a") is None
         lose_answer(setting, monkeypatch)
         assert await delete(setting, "a") is not None
@@ -131,27 +125,23 @@ def test_a_deletion_whose_start_had_no_response_continues_with_the_next_change(
         assert not await setting.store.exists(DeleteTopicNode.path("a"))
         assert await create(setting, "a") is None
 
-    with_controller(tmp_path, story)
 
-
-def test_deleting_a_topic_that_an_administrator_has_just_marked_succeeds(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_deleting_a_topic_that_an_administrator_has_just_marked_succeeds(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         assert await create(setting, "a") is None
         await setting.store.transact([Create(DeleteTopicNode.path("a"))])
         assert await delete(setting, "a") is None
         assert not await setting.store.exists(TopicNode.path("a"))
         assert not await setting.store.exists(DeleteTopicNode.path("a"))
 
-    with_controller(tmp_path, story)
-
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_a_deleted_topic_does_not_return_when_its_mark_is_removed(
+async def test_a_deleted_topic_does_not_return_when_its_mark_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_late: bool
 ) -> None:
     """With ``is_late`` the change comes during the removal of the listed nodes."""
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         assert await create(setting, "a") is None
         transact, exists, mark = setting.store.transact, setting.store.exists, DeleteTopicNode.path("a")
 
@@ -183,15 +173,13 @@ def test_a_deleted_topic_does_not_return_when_its_mark_is_removed(
         assert not await setting.store.exists(TopicNode.path("a"))
         assert not await setting.store.exists(mark)
         assert created(setting.deltas) == ["a", "b"]
-
-    with_controller(tmp_path, story)
     assert not [record for record in caplog.records if "goes on" in record.getMessage()]
 
 
-def test_records_of_a_topic_whose_nodes_were_removed_are_kept(
+async def test_records_of_a_topic_whose_nodes_were_removed_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         assert await create(setting, "a") is None
         nodes = await subtree(setting.store, TopicNode.path("a"))
         await setting.store.transact([Delete(path) for path in reversed(nodes)])
@@ -201,17 +189,15 @@ def test_records_of_a_topic_whose_nodes_were_removed_are_kept(
         assert await create(setting, "c") is None
         assert list(setting.controller.image.topics) == ["b", "c"]
         assert [delta.deleted for delta in setting.deltas] == [(), ()]
-
-    with_controller(tmp_path, story)
     assert any(
         record.getMessage().startswith("the nodes of topic a were removed") for record in caplog.records
     )
 
 
-def test_nodes_that_could_not_be_removed_are_removed_with_the_next_change(
+async def test_nodes_that_could_not_be_removed_are_removed_with_the_next_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         assert await create(setting, "a") is None
         transact, broken = setting.store.transact, [True]
 
@@ -232,13 +218,11 @@ def test_nodes_that_could_not_be_removed_are_removed_with_the_next_change(
         assert await create(setting, "b") is None
         assert not await setting.store.exists(TopicNode.path("a"))
 
-    with_controller(tmp_path, story)
 
-
-def test_a_replaced_controller_announces_nothing_under_the_epoch_of_its_successor(
+async def test_a_replaced_controller_announces_nothing_under_the_epoch_of_its_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         lose_answer(setting, monkeypatch)
         assert await create(setting, "a") is not None
         await another_controller(setting)
@@ -248,14 +232,12 @@ def test_a_replaced_controller_announces_nothing_under_the_epoch_of_its_successo
         assert not setting.controller.is_active
         assert setting.deltas == []
 
-    with_controller(tmp_path, story)
-
 
 @pytest.mark.parametrize("is_replaced", [True, False])
-def test_a_change_fails_with_the_error_of_the_earlier_incomplete_change(
+async def test_a_change_fails_with_the_error_of_the_earlier_incomplete_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         assert await create(setting, "a") is None
         lose_answer(setting, monkeypatch)
         assert await create(setting, "b") is not None
@@ -280,11 +262,9 @@ def test_a_change_fails_with_the_error_of_the_earlier_incomplete_change(
         if not is_replaced:
             assert await create(setting, "c") is None
 
-    with_controller(tmp_path, story)
 
-
-def test_a_change_fails_with_not_controller_after_a_new_election(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_a_change_fails_with_not_controller_after_a_new_election(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         failover = setting.controller.failover
         await restart(setting, 1)
         await failover.brokers_changed()
@@ -295,13 +275,11 @@ def test_a_change_fails_with_not_controller_after_a_new_election(tmp_path: Path)
             await failover.brokers_changed()
         assert raised.value.code == ErrorCode.NOT_CONTROLLER
 
-    with_controller(tmp_path, story)
 
-
-def test_a_failover_that_loses_against_another_controller_returns_false(
+async def test_a_failover_that_loses_against_another_controller_returns_false(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         setting.controller.election.resign()
         transact = setting.store.transact
 
@@ -317,13 +295,11 @@ def test_a_failover_that_loses_against_another_controller_returns_false(
         assert setting.deltas == []
         assert await setting.controller.context.activate()
 
-    with_controller(tmp_path, story)
 
-
-def test_offline_replicas_stay_offline_when_the_store_is_read_again(
+async def test_offline_replicas_stay_offline_when_the_store_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         assert await create(setting, "a") is None
         controller = setting.controller
         topic_id = controller.image.topics["a"].topic_id
@@ -334,8 +310,6 @@ def test_offline_replicas_stay_offline_when_the_store_is_read_again(
         assert await create(setting, "c") is None
         partition = only_partition(setting, "a")
         assert (partition.leader, partition.offline) == (-1, {0})
-
-    with_controller(tmp_path, story)
 
 
 async def led_by_0(setting: Setting, failover: Failover) -> bytes:
@@ -350,10 +324,10 @@ async def led_by_0(setting: Setting, failover: Failover) -> bytes:
     return setting.controller.image.topics["a"].topic_id
 
 
-def test_a_restarted_broker_with_losses_is_not_elected_after_a_disk_failure_of_the_leader(
+async def test_a_restarted_broker_with_losses_is_not_elected_after_a_disk_failure_of_the_leader(
     tmp_path: Path,
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         failover = setting.controller.failover
         topic_id = await led_by_0(setting, failover)
         await failover.replicas_failed(0, [(topic_id, 0)], broker_epoch=epoch(setting, 0))
@@ -361,21 +335,17 @@ def test_a_restarted_broker_with_losses_is_not_elected_after_a_disk_failure_of_t
         assert (partition.leader, partition.isr, partition.elr) == (-1, [], [0])
         assert partition.offline == {0}
 
-    with_controller(tmp_path, story)
 
-
-def test_a_restarted_broker_with_losses_is_not_elected_in_a_controlled_shutdown(
+async def test_a_restarted_broker_with_losses_is_not_elected_in_a_controlled_shutdown(
     tmp_path: Path,
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         failover = setting.controller.failover
         await led_by_0(setting, failover)
         remaining = await setting.controller.leader_elections.handle_controlled_shutdown(0)
         partition = only_partition(setting, "a")
         assert (partition.leader, partition.isr) == (0, [0])
         assert remaining == [TopicPartition("a", 0)]
-
-    with_controller(tmp_path, story)
 
 
 @pytest.mark.parametrize(
@@ -398,12 +368,12 @@ def test_a_restarted_broker_with_losses_is_not_elected_in_a_controlled_shutdown(
         ),
     ],
 )
-def test_replica_reports_count_for_the_registration_of_their_broker(
+async def test_replica_reports_count_for_the_registration_of_their_broker(
     tmp_path: Path, steps: list[str], offline: set[int]
 ) -> None:
     """Broker 1 has registered again. The controller reads that at the step "refresh"."""
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         failover = setting.controller.failover
         topic_id = await led_by_0(setting, failover)
         before = epoch(setting, 1)
@@ -419,13 +389,11 @@ def test_replica_reports_count_for_the_registration_of_their_broker(
         partition = only_partition(setting, "a")
         assert (partition.leader, partition.isr, partition.offline) == (0, [0], offline)
 
-    with_controller(tmp_path, story)
 
-
-def test_a_restarted_broker_with_losses_and_a_failed_disk_is_not_elected(
+async def test_a_restarted_broker_with_losses_and_a_failed_disk_is_not_elected(
     tmp_path: Path,
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         failover = setting.controller.failover
         for broker in (1, 2):
             await restart(setting, broker)
@@ -445,8 +413,6 @@ def test_a_restarted_broker_with_losses_and_a_failed_disk_is_not_elected(
         partition = only_partition(setting, "a")
         assert (partition.leader, partition.last_known_leader) == (-1, 2)
 
-    with_controller(tmp_path, story)
-
 
 @pytest.mark.parametrize(
     "is_registered_again",
@@ -455,8 +421,8 @@ def test_a_restarted_broker_with_losses_and_a_failed_disk_is_not_elected(
         pytest.param(True, id="after it registers again"),
     ],
 )
-def test_a_broker_found_dead_counts_as_live_again(tmp_path: Path, is_registered_again: bool) -> None:
-    async def story(setting: Setting) -> None:
+async def test_a_broker_found_dead_counts_as_live_again(tmp_path: Path, is_registered_again: bool) -> None:
+    async with started(tmp_path) as setting:
         controller = setting.controller
         failover = controller.failover
         await restart(setting, 1)
@@ -472,13 +438,11 @@ def test_a_broker_found_dead_counts_as_live_again(tmp_path: Path, is_registered_
         await failover.brokers_changed()
         assert list(controller.image.brokers) == [0, 1]
 
-    with_controller(tmp_path, story)
 
-
-def test_a_broker_in_controlled_shutdown_is_not_elected_under_the_next_controller_epoch(
+async def test_a_broker_in_controlled_shutdown_is_not_elected_under_the_next_controller_epoch(
     tmp_path: Path,
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         controller = setting.controller
         failover = controller.failover
         await restart(setting, 1)
@@ -495,11 +459,9 @@ def test_a_broker_in_controlled_shutdown_is_not_elected_under_the_next_controlle
         await failover.brokers_changed()
         assert controller.image.topics["a"].partitions[0].leader == 1
 
-    with_controller(tmp_path, story)
 
-
-def test_an_unreadable_node_is_read_again_only_after_a_change(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_an_unreadable_node_is_read_again_only_after_a_change(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         reads: list[str] = []
         looked = asyncio.Event()
 
@@ -520,10 +482,8 @@ def test_an_unreadable_node_is_read_again_only_after_a_change(tmp_path: Path) ->
         assert reads == [TOPICS, DELETE_TOPICS, DELETE_TOPICS]
         await watching.stopped()
 
-    with_controller(tmp_path, story)
 
-
-def test_a_controller_replaced_while_it_reads_the_store_announces_nothing(
+async def test_a_controller_replaced_while_it_reads_the_store_announces_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its session has expired.
@@ -531,7 +491,7 @@ def test_a_controller_replaced_while_it_reads_the_store_announces_nothing(
     If another broker is controller, no other controller completes the operation.
     """
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         setting.controller.election.resign()
         changes: list[bool] = []
         setting.controller.election.controller_change_listeners.append(changes.append)
@@ -546,5 +506,3 @@ def test_a_controller_replaced_while_it_reads_the_store_announces_nothing(
         assert not await setting.controller.context.activate()
         assert not setting.deltas
         assert changes == [False]
-
-    with_controller(tmp_path, story)

@@ -209,14 +209,14 @@ class History(RuleBasedStateMachine):
     @precondition(lambda self: self.partition.is_moving)
     @rule()
     def cancel(self) -> None:
-        self.wish_for(None)
+        self.request_replicas(None)
 
     @rule(replicas=st.lists(BROKERS, min_size=1, max_size=3, unique=True), again=st.booleans())
     def reassign(self, replicas: list[int], again: bool) -> None:
         if again or not self.partition.is_moving:
-            self.wish_for(replicas)
+            self.request_replicas(replicas)
 
-    def wish_for(self, replicas: list[int] | None) -> None:
+    def request_replicas(self, replicas: list[int] | None) -> None:
         decisions = plan_reassignment(
             self.image, {THE_ONE: replicas}, policy_of=self.policy, stopping=self.stopping
         )

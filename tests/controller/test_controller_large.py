@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from controller_stage import Setting, delete, with_controller
+from controller_stage import Setting, delete, started
 
 from tidemill.controller.topics import NewTopic
 from tidemill.coordination.cluster_image_loader import load_image
@@ -24,8 +24,10 @@ async def create_large(setting: Setting) -> ErrorCode | None:
     return None if outcome.error is None else outcome.error.code
 
 
-def test_a_large_topic_is_created_reassigned_and_deleted_in_several_transactions(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_a_large_topic_is_created_reassigned_and_deleted_in_several_transactions(
+    tmp_path: Path,
+) -> None:
+    async with started(tmp_path) as setting:
         assert await create_large(setting) is None
         stored = (await load_image(setting.store)).topics["t"]
         assert [one.leader for one in stored.partitions] == [0] * PARTITIONS
@@ -34,13 +36,11 @@ def test_a_large_topic_is_created_reassigned_and_deleted_in_several_transactions
         assert await delete(setting, "t") is None
         assert not await setting.store.exists("/brokers/topics/t")
 
-    with_controller(tmp_path, story)
 
-
-def test_a_partial_change_is_completed_before_the_next_one(
+async def test_a_partial_change_is_completed_before_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         store, controller = setting.store, setting.controller
         write, pieces = store.transact, 0
 
@@ -59,13 +59,11 @@ def test_a_partial_change_is_completed_before_the_next_one(
         stored = (await load_image(store)).topics["t"]
         assert [one.leader for one in stored.partitions] == [0] * PARTITIONS
 
-    with_controller(tmp_path, story)
 
-
-def test_a_controller_replaced_amid_a_large_change_stops_writing(
+async def test_a_controller_replaced_amid_a_large_change_stops_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         write, pieces = setting.store.transact, 0
 
         async def expires_with_the_first(operations: Sequence[Operation]) -> list[Result]:
@@ -78,5 +76,3 @@ def test_a_controller_replaced_amid_a_large_change_stops_writing(
         monkeypatch.setattr(setting.store, "transact", expires_with_the_first)
         assert await create_large(setting) == ErrorCode.NOT_CONTROLLER
         assert pieces == 1
-
-    with_controller(tmp_path, story)

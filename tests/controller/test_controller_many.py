@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from controller_stage import Setting, with_controller
+from controller_stage import (
+    Setting,
+    started,
+    with_controller,
+)
 
 from tidemill.controller.topic_batches import PARTITIONS_A_PART
 from tidemill.controller.topics import PARTITIONS_PER_REQUEST_MAX, NewTopic
@@ -44,10 +48,10 @@ async def create_all(setting: Setting, names: str) -> list[KafkaError | None]:
     return [outcome.error for outcome in outcomes]
 
 
-def test_many_topics_are_written_and_removed_in_few_transactions(
+async def test_many_topics_are_written_and_removed_in_few_transactions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         transact, sizes = setting.store.transact, []
 
         async def counted(operations: Sequence[Operation]) -> list[Result]:
@@ -65,13 +69,11 @@ def test_many_topics_are_written_and_removed_in_few_transactions(
         assert len(sizes) == 2 * 3, "markers and removals"
         assert await setting.store.children(TOPICS) == []
 
-    with_controller(tmp_path, story)
 
-
-def test_a_transaction_without_store_response_is_not_reported_as_done(
+async def test_a_transaction_without_store_response_is_not_reported_as_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         calls = []
 
         async def silent(operations: Sequence[Operation]) -> list[Result]:
@@ -85,11 +87,9 @@ def test_a_transaction_without_store_response_is_not_reported_as_done(
         monkeypatch.undo()
         assert await create_all(setting, "abc") == [None] * 3
 
-    with_controller(tmp_path, story)
 
-
-def test_nodes_added_below_a_topic_are_deleted_with_it(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_nodes_added_below_a_topic_are_deleted_with_it(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         assert await create_all(setting, "abc") == [None] * 3
         await setting.store.transact(
             [Create(f"{TopicNode.path('b')}/note"), Delete(ConfigNode.path("topics", "c"))]
@@ -101,11 +101,9 @@ def test_nodes_added_below_a_topic_are_deleted_with_it(tmp_path: Path) -> None:
         assert await setting.store.children("/config/topics") == []
         assert not setting.controller.image.deleting
 
-    with_controller(tmp_path, story)
 
-
-def test_an_invalid_topic_does_not_fail_others_of_its_transaction(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_an_invalid_topic_does_not_fail_others_of_its_transaction(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         # One topic has settings left from before, and another client has just created one.
         await setting.store.transact(
             [
@@ -122,11 +120,9 @@ def test_an_invalid_topic_does_not_fail_others_of_its_transaction(tmp_path: Path
         image = await load_image(setting.store)
         assert sorted(image.topics) == ["a", "b", "c", "d"]
 
-    with_controller(tmp_path, story)
 
-
-def test_a_replaced_controller_rejects_all_topics(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_a_replaced_controller_rejects_all_topics(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         node = await setting.store.get(CONTROLLER_EPOCH)
         assert node is not None
         epoch = ControllerEpochNode.decode(node.data) + 1
@@ -134,8 +130,6 @@ def test_a_replaced_controller_rejects_all_topics(tmp_path: Path) -> None:
         codes = [error and error.code for error in await create_all(setting, "abc")]
         assert codes == [ErrorCode.NOT_CONTROLLER] * 3
         assert await setting.store.children(TOPICS) == []
-
-    with_controller(tmp_path, story)
 
 
 async def passes_beside(work: Awaitable[Result_]) -> tuple[int, Result_]:
@@ -148,8 +142,8 @@ async def passes_beside(work: Awaitable[Result_]) -> tuple[int, Result_]:
     return passes, await doing
 
 
-def test_the_event_loop_runs_between_the_parts_of_a_large_command(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_the_event_loop_runs_between_the_parts_of_a_large_command(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         controller = setting.controller
         topics = [NewTopic(f"t{number}", 1, 1) for number in range(10 * PARTITIONS_A_PART)]
         requested = [
@@ -176,14 +170,12 @@ def test_the_event_loop_runs_between_the_parts_of_a_large_command(tmp_path: Path
         assert [outcome.error for outcome in outcomes] == [None] * len(topics)
         assert passes >= 10
 
-    with_controller(tmp_path, story)
-
 
 @pytest.mark.parametrize("validate_only", [True, False])
-def test_name_collisions_and_the_budget_apply_to_all_parts_of_a_command(
+async def test_name_collisions_and_the_budget_apply_to_all_parts_of_a_command(
     tmp_path: Path, validate_only: bool
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         first = [NewTopic("a.b", 1, 1), *(NewTopic(f"t{number}", 200, 1) for number in range(5))]
         last = [NewTopic("a_b", 1, 1), NewTopic("large", PARTITIONS_PER_REQUEST_MAX - 1000, 1)]
         outcomes = await setting.controller.admin_manager.create_topics(
@@ -192,11 +184,9 @@ def test_name_collisions_and_the_budget_apply_to_all_parts_of_a_command(
         codes = [outcome.error and outcome.error.code for outcome in outcomes]
         assert codes == [None] * 6 + [ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.POLICY_VIOLATION]
 
-    with_controller(tmp_path, story)
 
-
-def test_results_before_a_controller_change_are_returned(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_results_before_a_controller_change_are_returned(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         controller, publish = setting.controller, setting.publish
         names = [f"t{number}" for number in range(3 * PARTITIONS_A_PART)]
 
@@ -214,8 +204,6 @@ def test_results_before_a_controller_change_are_returned(tmp_path: Path) -> None
         assert codes == {ErrorCode.NOT_CONTROLLER}
         with pytest.raises(KafkaError, match="not the controller"):
             await controller.admin_manager.delete_topics(names)
-
-    with_controller(tmp_path, story)
 
 
 def test_errors_of_many_topics_are_freed_without_garbage_collection(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def roles(one: PartitionImage) -> tuple[list[int], list[int], list[int], int, li
     return one.replicas, one.adding, one.removing, one.leader, one.isr
 
 
-def test_a_reassignment_from_start_to_completion() -> None:
+def test_a_reassignment_adds_and_removes_replicas_until_it_completes() -> None:
     image = cluster((1, 2, 3, 4, 5), topic("t", partition([1, 2, 3]), partition([2, 3, 1])))
     ((begun, writes),) = reassign(image, [4, 5, 1]).plans
     one = begun.partitions[0]
@@ -238,7 +238,7 @@ def test_a_removed_replica_is_no_longer_offline() -> None:
         (None, ErrorCode.NO_REASSIGNMENT_IN_PROGRESS),
     ],
 )
-def test_what_cannot_be_is_refused(replicas: list[int] | None, code: ErrorCode) -> None:
+def test_invalid_requested_replicas_are_refused(replicas: list[int] | None, code: ErrorCode) -> None:
     image = cluster((1, 3), topic("t", partition([1, 2])))
     decisions = reassign(image, replicas, stopping=frozenset({3}))
     assert decisions.plans == []

@@ -93,7 +93,7 @@ def test_generated_plans_place_topics_as_if_they_were_new(
             assert rack_count(replicas, racks) == min(len(replicas), rack_names)
 
 
-def test_a_generated_plan_is_what_creation_would_have_done() -> None:
+def test_a_generated_plan_equals_the_placement_of_a_new_topic() -> None:
     current = of([0, 1], [0, 1], [0, 1])
     plan = generate(current, no_racks(0, 1, 2), Random(7))
     placed = place_replicas(no_racks(0, 1, 2), 3, 2, Random(7))
@@ -133,7 +133,7 @@ def test_a_factor_change_keeps_leaders_and_as_many_replicas_as_possible(
             )
 
 
-def test_more_replicas_go_where_the_fewest_are() -> None:
+def test_added_replicas_are_placed_on_the_brokers_with_the_fewest() -> None:
     current = of([0], [0], [1], [1])
     plan = change_factor(current, no_racks(0, 1, 2, 3), 2, Random(1))
     assert sorted(loads(after(current, plan), range(4))) == [2, 2, 2, 2]

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from controller_stage import Brokers, Setting, alter_config, lose_answer, with_controller
+from controller_stage import Brokers, Setting, alter_config, lose_answer, started
 
 from alter_partition_items import isr_change, item_for
 from tidemill.broker.metadata_cache import effective_config
@@ -77,10 +77,10 @@ class Replicas(Brokers):
 
 
 @pytest.mark.parametrize("is_default", [False, True])
-def test_no_replica_without_records_committed_under_an_unread_minimum_is_elected(
+async def test_no_replica_without_records_committed_under_an_unread_minimum_is_elected(
     tmp_path: Path, is_default: bool
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         brokers = Replicas(setting)
         await brokers.make_eligible(is_default=is_default)
         await brokers.write_minimum(1, is_default=is_default)
@@ -89,15 +89,13 @@ def test_no_replica_without_records_committed_under_an_unread_minimum_is_elected
         await brokers.start(1)
         assert brokers.members == (1, [1], [])
 
-    with_controller(tmp_path, story)
-
 
 @pytest.mark.parametrize("is_told", [False, True])
-def test_setting_the_inherited_minimum_on_a_topic_keeps_its_elr(tmp_path: Path, is_told: bool) -> None:
+async def test_setting_the_inherited_minimum_on_a_topic_keeps_its_elr(tmp_path: Path, is_told: bool) -> None:
     """The commit rule is unchanged. With ``is_told`` the change is requested from the controller."""
     minimum = {"min.insync.replicas": "2"}
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         brokers = Replicas(setting)
         await brokers.make_topic(2, is_default=True)
         for broker in (2, 3):
@@ -120,11 +118,9 @@ def test_setting_the_inherited_minimum_on_a_topic_keeps_its_elr(tmp_path: Path, 
         assert await alter_config(setting, MIN_INSYNC, "1", topic="t") is None
         assert brokers.members == (1, [1], [])
 
-    with_controller(tmp_path, story)
 
-
-def test_a_new_controller_applies_a_minimum_written_while_it_read_the_store(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_a_new_controller_applies_a_minimum_written_while_it_read_the_store(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         brokers = Replicas(setting)
         await brokers.make_eligible(is_default=False)
         brokers.controller.election.resign()
@@ -141,13 +137,11 @@ def test_a_new_controller_applies_a_minimum_written_while_it_read_the_store(tmp_
         assert await brokers.controller.context.activate()
         assert brokers.members == (-1, [], [1])
 
-    with_controller(tmp_path, story)
 
-
-def test_a_smaller_isr_makes_no_replica_without_committed_records_eligible(
+async def test_a_smaller_isr_makes_no_replica_without_committed_records_eligible(
     tmp_path: Path,
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         brokers = Replicas(setting)
         await brokers.make_topic(3, is_default=False)
         await brokers.ask_for(1, 2)
@@ -156,15 +150,13 @@ def test_a_smaller_isr_makes_no_replica_without_committed_records_eligible(
         await brokers.ask_for(1)
         assert brokers.members == (1, [1], [2])
 
-    with_controller(tmp_path, story)
-
 
 @pytest.mark.parametrize("name", ["min.insync.replicas", "unclean.leader.election.enable"])
 @pytest.mark.parametrize("is_default", [False, True])
-def test_a_settings_change_does_not_overwrite_an_unapplied_lower_minimum(
+async def test_a_settings_change_does_not_overwrite_an_unapplied_lower_minimum(
     tmp_path: Path, is_default: bool, name: str
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         brokers = Replicas(setting)
         await brokers.make_eligible(is_default=is_default)
         await brokers.write_minimum(1, is_default=is_default)
@@ -177,14 +169,12 @@ def test_a_settings_change_does_not_overwrite_an_unapplied_lower_minimum(
         minimum = "2" if name == "min.insync.replicas" else "1"
         assert ConfigNode.decode(path, node.data)["min.insync.replicas"] == minimum
 
-    with_controller(tmp_path, story)
-
 
 @pytest.mark.parametrize(("is_default", "is_cluster_altered"), [(False, False), (True, True), (True, False)])
-def test_a_lower_minimum_written_after_the_check_is_applied(
+async def test_a_lower_minimum_written_after_the_check_is_applied(
     tmp_path: Path, is_default: bool, is_cluster_altered: bool
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         brokers = Replicas(setting)
         await brokers.make_eligible(is_default=is_default)
         look = brokers.controller.context.apply_stored_min_insync
@@ -200,14 +190,12 @@ def test_a_lower_minimum_written_after_the_check_is_applied(
         assert await alter_config(setting, MIN_INSYNC, "2", topic=topic) is None
         assert brokers.members == (1, [1], [])
 
-    with_controller(tmp_path, story)
-
 
 @pytest.mark.parametrize(("before", "after", "eligible"), [(2, 1, []), (1, 2, [2])])
-def test_a_replica_that_leaves_the_isr_is_eligible_by_the_changed_cluster_minimum(
+async def test_a_replica_that_leaves_the_isr_is_eligible_by_the_changed_cluster_minimum(
     tmp_path: Path, before: int, after: int, eligible: list[int]
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         brokers = Replicas(setting)
         await brokers.make_topic(before, is_default=True)
         await brokers.stop(3)
@@ -216,19 +204,17 @@ def test_a_replica_that_leaves_the_isr_is_eligible_by_the_changed_cluster_minimu
         await brokers.stop(2)
         assert brokers.members == (1, [1], eligible)
 
-    with_controller(tmp_path, story)
-
 
 @pytest.mark.parametrize("is_node_removed", [False, True])
 @pytest.mark.parametrize("is_read_anew", [False, True])
-def test_a_removed_cluster_minimum_is_replaced_by_that_of_the_controller(
+async def test_a_removed_cluster_minimum_is_replaced_by_that_of_the_controller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_read_anew: bool, is_node_removed: bool
 ) -> None:
     """Otherwise each leader would commit by the setting in its own file."""
     monkeypatch.setattr(EmbeddedStore, "session_timeout_s", 1.0)
     path = minimum_path(is_default=True)
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path, min_insync_replicas=2) as setting:
         brokers, store = Replicas(setting), setting.store
         assert brokers.controller.image.default_broker_config() == {"min.insync.replicas": "2"}
         await store.transact([Delete(path) if is_node_removed else SetData(path, ConfigNode.encode({}))])
@@ -241,5 +227,3 @@ def test_a_removed_cluster_minimum_is_replaced_by_that_of_the_controller(
         assert node is not None
         assert ConfigNode.decode(path, node.data) == {"min.insync.replicas": "2"}
         assert setting.deltas[-1].image.default_broker_config() == {"min.insync.replicas": "2"}
-
-    with_controller(tmp_path, story, min_insync_replicas=2)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controller_stage import Setting, create, delete, registration, restart, with_controller
+from controller_stage import Setting, create, delete, registration, restart, started
 
 from tidemill.controller.failover import Failover
 from tidemill.controller.topics import NewTopic
@@ -51,12 +51,12 @@ def waits(caplog: pytest.LogCaptureFixture) -> list[str]:
     return found
 
 
-def test_a_deletion_that_waits_for_dead_brokers_is_logged_once_per_set_of_brokers(
+async def test_a_deletion_that_waits_for_dead_brokers_is_logged_once_per_set_of_brokers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         failover = await with_dead_brokers(setting, SHARED)
         text = "the deletion of topics t waits for brokers {}, which have replicas and are not live"
         assert waits(caplog) == [text.format([1, 2])]
@@ -73,11 +73,9 @@ def test_a_deletion_that_waits_for_dead_brokers_is_logged_once_per_set_of_broker
         assert error.code == ErrorCode.TOPIC_ALREADY_EXISTS
         assert "which waits for brokers [2]: start them" in str(error)
 
-    with_controller(tmp_path, story)
 
-
-def test_a_deletion_ends_when_the_last_broker_that_it_waits_for_is_unregistered(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_a_deletion_ends_when_the_last_broker_that_it_waits_for_is_unregistered(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         await with_dead_brokers(setting, SHARED)
         await setting.controller.admin_manager.unregister_broker(2)
         error = await creation_error(setting)
@@ -88,8 +86,6 @@ def test_a_deletion_ends_when_the_last_broker_that_it_waits_for_is_unregistered(
         assert not await setting.store.exists("/admin/delete_topics/t")
         await setting.controller.admin_manager.unregister_broker(9)  # No deletion waits for it.
 
-    with_controller(tmp_path, story)
-
 
 @pytest.mark.parametrize(
     "assignments",
@@ -98,10 +94,10 @@ def test_a_deletion_ends_when_the_last_broker_that_it_waits_for_is_unregistered(
         pytest.param({0: [1], 1: [2]}, id="it has all replicas of a partition"),
     ],
 )
-def test_the_next_controller_does_not_wait_for_a_broker_that_was_unregistered(
+async def test_the_next_controller_does_not_wait_for_a_broker_that_was_unregistered(
     tmp_path: Path, assignments: dict[int, list[int]]
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         await with_dead_brokers(setting, assignments)
         await setting.controller.admin_manager.unregister_broker(1)
         setting.controller.election.resign()
@@ -110,23 +106,19 @@ def test_the_next_controller_does_not_wait_for_a_broker_that_was_unregistered(
         await setting.controller.admin_manager.unregister_broker(2)
         assert await creation_error(setting) is None
 
-    with_controller(tmp_path, story)
 
-
-def test_a_live_broker_cannot_be_unregistered(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_a_live_broker_cannot_be_unregistered(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         with pytest.raises(KafkaError, match="broker 0 is live"):
             await setting.controller.admin_manager.unregister_broker(0)
 
-    with_controller(tmp_path, story)
 
-
-def test_a_broker_marked_dead_cannot_be_unregistered_before_its_session_expires(
+async def test_a_broker_marked_dead_cannot_be_unregistered_before_its_session_expires(
     tmp_path: Path,
 ) -> None:
     """It may only have stopped serving. Otherwise the logs of deleted topics would remain there."""
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         failover = setting.controller.failover
         await restart(setting, 1)
         await failover.brokers_changed()
@@ -142,15 +134,13 @@ def test_a_broker_marked_dead_cannot_be_unregistered_before_its_session_expires(
         await setting.controller.admin_manager.unregister_broker(1)
         assert "t" not in setting.controller.image.deleting
 
-    with_controller(tmp_path, story)
 
-
-def test_a_deletion_waits_for_a_broker_that_registers_while_it_is_unregistered(
+async def test_a_deletion_waits_for_a_broker_that_registers_while_it_is_unregistered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise its logs of the deleted topics would remain there."""
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         await with_dead_brokers(setting, {0: [0, 1], 1: [1, 0]})
         exists = setting.store.exists
 
@@ -173,5 +163,3 @@ def test_a_deletion_waits_for_a_broker_that_registers_while_it_is_unregistered(
             1, [("t", setting.controller.image.deleting["t"].topic_id)]
         )
         assert await creation_error(setting) is None
-
-    with_controller(tmp_path, story)

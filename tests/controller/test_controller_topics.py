@@ -60,12 +60,12 @@ def code_of(image: ClusterImage, wanted: NewTopic) -> ErrorCode:
 
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 249, "...", "-"])
-def test_legal_names(name: str) -> None:
+def test_legal_topic_names_are_accepted(name: str) -> None:
     assert name_problem(name) == ""
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "x" * 250, "a b", "a/b", "é", "a\n", "a:b", "a\x00"])
-def test_illegal_names(name: str) -> None:
+def test_illegal_topic_names_are_rejected(name: str) -> None:
     assert name_problem(name)
     assert code_of(cluster((0,)), NewTopic(name)) == ErrorCode.INVALID_TOPIC_EXCEPTION
 
@@ -114,11 +114,11 @@ def test_an_existing_topic_or_one_in_deletion_cannot_be_created() -> None:
         (NewTopic("t", config={"retention.ms": None}), ErrorCode.INVALID_CONFIG),
     ],
 )
-def test_invalid_creation_requests(wanted: NewTopic, code: ErrorCode) -> None:
+def test_invalid_creations_have_their_error_codes(wanted: NewTopic, code: ErrorCode) -> None:
     assert code_of(cluster((1, 2, 3)), wanted) == code
 
 
-def test_the_broker_defaults_apply_if_the_client_names_none() -> None:
+def test_the_broker_defaults_apply_without_values_of_the_client() -> None:
     image = cluster((1, 2, 3))
     topic = create(image, NewTopic("t"), num_partitions=4, default_replication_factor=2).topic
     assert [len(partition.replicas) for partition in topic.partitions] == [2, 2, 2, 2]
@@ -277,7 +277,7 @@ def test_growth_continues_the_round() -> None:
         (Growth("t", 3, [[0, 9]]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
     ],
 )
-def test_invalid_growth_requests(growth: Growth, code: ErrorCode) -> None:
+def test_invalid_growth_has_its_error_code(growth: Growth, code: ErrorCode) -> None:
     image = cluster((0, 1, 2), topic("t", partition([1, 2]), partition([2, 0])))
     with pytest.raises(KafkaError) as caught:
         plan_growth(image, growth, Random(1), PartitionBudget())
@@ -293,7 +293,7 @@ def test_the_offsets_topic_cannot_be_expanded() -> None:
         assert caught.value.code == ErrorCode.INVALID_REQUEST
 
 
-def test_growth_with_explicit_assignments() -> None:
+def test_explicit_assignments_of_added_partitions_are_used() -> None:
     image = cluster((0, 1, 2), topic("t", partition([1, 2])))
     plan = plan_growth(image, Growth("t", 3, [[0, 1], [2, 0]]), Random(1), PartitionBudget())
     assert [partition.replicas for partition in plan.topic.partitions] == [[1, 2], [0, 1], [2, 0]]

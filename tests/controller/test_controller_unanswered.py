@@ -16,7 +16,7 @@ from controller_stage import (
     only_partition,
     registration,
     restart,
-    with_controller,
+    started,
 )
 
 from alter_partition_items import isr_change, item_for
@@ -81,12 +81,12 @@ def break_reading(setting: Setting, monkeypatch: pytest.MonkeyPatch, name: str) 
 
 
 @pytest.mark.parametrize("lost", ["the write", "children", "get"])
-def test_a_reassignment_completes_after_a_store_outage_at_its_end(
+async def test_a_reassignment_completes_after_a_store_outage_at_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     """Its leader has the requested set and does not repeat the request."""
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         failover = setting.controller.failover
         wanted = await moving(setting, failover)
         asked = record_refreshes(setting)
@@ -102,15 +102,13 @@ def test_a_reassignment_completes_after_a_store_outage_at_its_end(
         assert (one.replicas, one.adding, one.removing) == ([1], [], [])
         assert not await setting.store.exists(ReassignmentNode.path)
 
-    with_controller(tmp_path, story)
 
-
-def test_a_cancelled_reassignment_leaves_the_administrators_node_after_a_store_outage(
+async def test_a_cancelled_reassignment_leaves_the_administrators_node_after_a_store_outage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the next controller, which executes the administrator's node, starts it again."""
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         failover = setting.controller.failover
         await moving(setting, failover)
         asked = record_refreshes(setting)
@@ -122,13 +120,11 @@ def test_a_cancelled_reassignment_leaves_the_administrators_node_after_a_store_o
         await failover.brokers_changed()
         assert not await setting.store.exists(ReassignmentNode.path)
 
-    with_controller(tmp_path, story)
 
-
-def test_a_cancelled_reassignment_is_not_restarted_by_an_earlier_read(
+async def test_a_cancelled_reassignment_is_not_restarted_by_an_earlier_read(
     tmp_path: Path,
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         await moving(setting, setting.controller.failover)
         moves = setting.controller.reassignments
         async with setting.controller.context.change_lock():
@@ -141,13 +137,11 @@ def test_a_cancelled_reassignment_is_not_restarted_by_an_earlier_read(
         assert (one.replicas, one.adding) == ([0], [])
         assert not await setting.store.exists(ReassignmentNode.path)
 
-    with_controller(tmp_path, story)
 
-
-def test_a_deletion_continues_for_a_returning_broker_although_a_reassignment_fails(
+async def test_a_deletion_continues_for_a_returning_broker_although_a_reassignment_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         failover = setting.controller.failover
         wanted = await moving(setting, failover)
         await restart(setting, 2)
@@ -177,16 +171,14 @@ def test_a_deletion_continues_for_a_returning_broker_although_a_reassignment_fai
         assert [topic.name for delta in setting.deltas for topic in delta.deleted] == ["b"]
         assert only_partition(setting, "a").replicas == [1]
 
-    with_controller(tmp_path, story)
-
 
 @pytest.mark.parametrize("is_written", [True, False])
-def test_a_failed_replica_loses_leadership_after_a_store_outage_at_its_report(
+async def test_a_failed_replica_loses_leadership_after_a_store_outage_at_its_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_written: bool
 ) -> None:
     """It is the only eligible leader, and the next change completes the interrupted write."""
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         failover = await led_by_broker_1(setting)
         topic_id = setting.controller.image.topics["a"].topic_id
         if is_written:
@@ -206,13 +198,11 @@ def test_a_failed_replica_loses_leadership_after_a_store_outage_at_its_report(
         one = only_partition(setting, "a")
         assert (one.leader, one.leader_epoch, one.offline) == (1, 2, frozenset())
 
-    with_controller(tmp_path, story)
 
-
-def test_a_controller_replaced_while_it_reloads_plans_nothing(
+async def test_a_controller_replaced_while_it_reloads_plans_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         failover = await led_by_broker_1(setting)
         topic_id = setting.controller.image.topics["a"].topic_id
         lose_answer(setting, monkeypatch)
@@ -220,25 +210,23 @@ def test_a_controller_replaced_while_it_reloads_plans_nothing(
             await failover.replicas_failed(1, [(topic_id, 0)], broker_epoch=epoch(setting, 1))
         finish = setting.controller.context.finish_deletions
 
-        async def and_lose_the_office() -> None:
+        async def finish_and_resign() -> None:
             await finish()
             setting.controller.election.resign()
 
-        monkeypatch.setattr(setting.controller.context, "finish_deletions", and_lose_the_office)
+        monkeypatch.setattr(setting.controller.context, "finish_deletions", finish_and_resign)
         with pytest.raises(KafkaError) as refused:
             async with setting.controller.context.change_lock():
                 pytest.fail("a change was begun")
         assert refused.value.code == ErrorCode.NOT_CONTROLLER
 
-    with_controller(tmp_path, story)
 
-
-def test_reports_of_a_former_registration_are_ignored_when_a_reassignment_completes(
+async def test_reports_of_a_former_registration_are_ignored_when_a_reassignment_completes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its replicas would not get in sync before its next start."""
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         failover = setting.controller.failover
         wanted = await moving(setting, failover)
         await restart(setting, 2)
@@ -257,15 +245,13 @@ def test_reports_of_a_former_registration_are_ignored_when_a_reassignment_comple
         assert partition.offline == frozenset()
         assert only_partition(setting, "a").replicas == [1]
 
-    with_controller(tmp_path, story)
 
-
-def test_a_former_registration_cannot_join_the_isr_after_a_later_one_was_read(
+async def test_a_former_registration_cannot_join_the_isr_after_a_later_one_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker restarted with another disk. The leader still counts the fetches of the former process."""
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         failover = setting.controller.failover
         await restart(setting, 1)
         await failover.brokers_changed()
@@ -289,13 +275,11 @@ def test_a_former_registration_cannot_join_the_isr_after_a_later_one_was_read(
         assert refused.code == ErrorCode.INVALID_UPDATE_VERSION, "the loss is handled first"
         assert list(only_partition(setting, "a").isr) == [0]
 
-    with_controller(tmp_path, story)
 
-
-def test_an_unclean_election_without_store_response_is_counted(
+async def test_an_unclean_election_without_store_response_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         failover = await led_by_broker_1(setting)
         await restart(setting, 1, unsynced=True)
         await failover.brokers_changed()
@@ -310,20 +294,18 @@ def test_an_unclean_election_without_store_response_is_counted(
         await failover.brokers_changed()
         assert only_partition(setting, "a").leader == 1
         assert report.unclean_elections == 1
-
-    with_controller(tmp_path, story)
     warned = [
         one for one in caplog.records if "a-0: broker 1 was elected in leader epoch" in one.getMessage()
     ]
     assert len(warned) == 1
 
 
-def test_unclean_election_settings_read_after_a_lost_response_apply(
+async def test_unclean_election_settings_read_after_a_lost_response_apply(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The notification of these settings arrives later and changes nothing."""
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         failover, controller = setting.controller.failover, setting.controller
         await restart(setting, 1)
         await failover.brokers_changed()
@@ -363,15 +345,13 @@ def test_unclean_election_settings_read_after_a_lost_response_apply(
             await asyncio.sleep(0.01)
         assert only_partition(setting, "a").leader == 1
 
-    with_controller(tmp_path, story)
 
-
-def test_a_restarted_broker_with_losses_is_not_elected_after_a_store_outage(
+async def test_a_restarted_broker_with_losses_is_not_elected_after_a_store_outage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store has the partition without a leader. The controller still has the former registration."""
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         failover = await led_by_broker_1(setting)
         await setting.store.transact([Delete(BrokerNode.path(1))])
         lose_answer(setting, monkeypatch)
@@ -383,15 +363,13 @@ def test_a_restarted_broker_with_losses_is_not_elected_after_a_store_outage(
         assert (one.leader, one.leader_epoch, one.isr, list(one.elr)) == (-1, 1, [], [])
         assert list(one.lost_replicas) == [1]
 
-    with_controller(tmp_path, story)
 
-
-def test_the_longest_log_is_elected_after_its_broker_registered_in_a_store_outage(
+async def test_the_longest_log_is_elected_after_its_broker_registered_in_a_store_outage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All replicas may lack records. The controller knows only one of two live brokers."""
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         failover = setting.controller.failover
         await restart(setting, 1)
         await restart(setting, 2)
@@ -424,5 +402,3 @@ def test_the_longest_log_is_elected_after_its_broker_registered_in_a_store_outag
                 await asyncio.sleep(0.01)
         assert only_partition(setting, "a").leader == 2
         assert asked == [{1, 2}]
-
-    with_controller(tmp_path, story)

@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from controller_stage import Brokers, Setting, create, registration, restart, with_controller
+from controller_stage import (
+    Brokers,
+    Setting,
+    create,
+    registration,
+    restart,
+    started,
+    with_controller,
+)
 
 from tidemill.controller.leader_election import LogEnd
 from tidemill.controller.preferred_leader_election import ElectionType
@@ -89,10 +97,10 @@ def test_a_log_end_from_before_a_restart_does_not_elect_an_empty_replica(tmp_pat
     assert with_controller(tmp_path, story) == 2
 
 
-def test_a_handled_loss_does_not_affect_the_leader_elected_after_it(tmp_path: Path) -> None:
+async def test_a_handled_loss_does_not_affect_the_leader_elected_after_it(tmp_path: Path) -> None:
     ends = {KEY: {1: LogEnd(3, 100), 2: LogEnd(3, 90), 3: LogEnd(3, 80)}}
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         brokers = Replicas(setting)
         await brokers.make_topic()
 
@@ -115,13 +123,11 @@ def test_a_handled_loss_does_not_affect_the_leader_elected_after_it(tmp_path: Pa
         after = brokers.state
         assert (after.leader, after.leader_epoch, after.isr) == (1, before.leader_epoch, before.isr)
 
-    with_controller(tmp_path, story)
 
-
-def test_a_loss_report_does_not_apply_to_topics_created_later(tmp_path: Path) -> None:
+async def test_a_loss_report_does_not_apply_to_topics_created_later(tmp_path: Path) -> None:
     """Otherwise the next controller would remove the only copy of records from the in-sync set."""
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         brokers = Replicas(setting)
         for broker in BROKERS:
             await brokers.start(broker, missing=broker == 1)
@@ -135,13 +141,11 @@ def test_a_loss_report_does_not_apply_to_topics_created_later(tmp_path: Path) ->
         await setting.controller.context.activate()
         assert (brokers.state.leader, brokers.state.isr) == (1, [1])
 
-    with_controller(tmp_path, story)
 
-
-def test_a_handled_loss_report_is_not_applied_again_to_a_broker_marked_dead(
+async def test_a_handled_loss_report_is_not_applied_again_to_a_broker_marked_dead(
     tmp_path: Path,
 ) -> None:
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         brokers = Replicas(setting)
         await brokers.start(1, missing=True)
         assert await create(setting, "t", [1]) is None
@@ -154,15 +158,13 @@ def test_a_handled_loss_report_is_not_applied_again_to_a_broker_marked_dead(
         await brokers.start(1, missing=True)
         assert (brokers.state.leader, brokers.state.isr) == (-1, []), "it has lost that record as well"
 
-    with_controller(tmp_path, story)
 
-
-def test_a_repeated_loss_report_does_not_apply_to_topics_created_after_the_first(
+async def test_a_repeated_loss_report_does_not_apply_to_topics_created_after_the_first(
     tmp_path: Path,
 ) -> None:
     """The session expired before the broker could clear the report on its disk."""
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         brokers = Replicas(setting)
         await brokers.start(1, missing=True)
         first = setting.controller.image.brokers[1].epoch
@@ -175,11 +177,9 @@ def test_a_repeated_loss_report_does_not_apply_to_topics_created_after_the_first
         await brokers.start(1, missing=True)
         assert (brokers.state.leader, brokers.state.isr) == (-1, []), "it has lost that record as well"
 
-    with_controller(tmp_path, story)
 
-
-def test_a_topic_created_before_a_restart_was_noticed_has_lost_nothing(tmp_path: Path) -> None:
-    async def story(setting: Setting) -> None:
+async def test_a_topic_created_before_a_restart_was_noticed_has_lost_nothing(tmp_path: Path) -> None:
+    async with started(tmp_path) as setting:
         brokers = Replicas(setting)
         for broker in (1, 2):
             await brokers.start(broker)
@@ -188,8 +188,6 @@ def test_a_topic_created_before_a_restart_was_noticed_has_lost_nothing(tmp_path:
         await setting.store.transact([Delete(BrokerNode.path(2))])
         await brokers.failover.brokers_changed()
         assert (brokers.state.leader, brokers.state.isr) == (1, [1])
-
-    with_controller(tmp_path, story)
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -213,8 +211,10 @@ def test_a_broker_started_while_log_ends_are_requested_is_asked_too(tmp_path: Pa
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_a_requested_unclean_election_asks_brokers_started_meanwhile(tmp_path: Path, is_known: bool) -> None:
-    async def story(setting: Setting) -> None:
+async def test_a_requested_unclean_election_asks_brokers_started_meanwhile(
+    tmp_path: Path, is_known: bool
+) -> None:
+    async with started(tmp_path) as setting:
         brokers = Replicas(setting)
         await brokers.make_topic()
         for broker in (2, 3, 1):
@@ -231,13 +231,11 @@ def test_a_requested_unclean_election_asks_brokers_started_meanwhile(tmp_path: P
         results = await setting.controller.leader_elections.elect([KEY], ElectionType.UNCLEAN)
         assert (results, brokers.state.leader) == ({KEY: None}, 3)
 
-    with_controller(tmp_path, story)
 
-
-def test_a_requested_unclean_election_ignores_log_ends_from_before_a_restart(tmp_path: Path) -> None:
+async def test_a_requested_unclean_election_ignores_log_ends_from_before_a_restart(tmp_path: Path) -> None:
     """Broker 3 restarts after each response until the controller stops asking."""
 
-    async def story(setting: Setting) -> None:
+    async with started(tmp_path) as setting:
         brokers = Replicas(setting)
         await brokers.make_topic()
         for broker in (2, 3, 1):
@@ -254,8 +252,6 @@ def test_a_requested_unclean_election_ignores_log_ends_from_before_a_restart(tmp
         setting.controller.recovery.request_log_ends = ask
         results = await setting.controller.leader_elections.elect([KEY], ElectionType.UNCLEAN)
         assert (results, brokers.state.leader) == ({KEY: None}, 2)
-
-    with_controller(tmp_path, story)
 
 
 def test_log_ends_are_requested_for_five_seconds(tmp_path: Path) -> None:

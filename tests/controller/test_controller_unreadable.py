@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
 
@@ -105,7 +105,7 @@ async def setting(settings: ZooKeeperSettings, *, watches: bool = True) -> Async
         await store.close()
 
 
-async def begins_anew(one: Setting) -> None:
+async def reelect(one: Setting) -> None:
     """The same broker becomes controller again with only the store's state."""
     await one.watching.stopped()
     one.administering.stop()
@@ -114,25 +114,17 @@ async def begins_anew(one: Setting) -> None:
     assert await one.controller.context.activate()
 
 
-def play(zookeeper: Settings, story: Callable[[Setting], Awaitable[None]], *, watches: bool = True) -> None:
-    async def run() -> None:
-        async with setting(zookeeper(), watches=watches) as one:
-            await story(one)
-
-    asyncio.run(run())
-
-
 @pytest.mark.parametrize(
     "path", [TopicNode.path("bad"), PartitionStateNode.path("bad", 1), ConfigNode.path("topics", "bad")]
 )
-def test_a_controller_starts_without_an_unreadable_topic_and_adds_it_once_readable(
+async def test_a_controller_starts_without_an_unreadable_topic_and_adds_it_once_readable(
     zookeeper: Settings, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
-    async def story(one: Setting) -> None:
+    async with setting(zookeeper()) as one:
         before = one.controller.image.topics["bad"]
         good = await one.data(path)
         await one.write(path, b'{"version":99}')
-        await begins_anew(one)
+        await reelect(one)
         assert list(one.controller.image.topics) == ["good"]
         (line,) = [record for record in caplog.records if record.levelname == "ERROR"]
         assert line.getMessage().startswith(f"{path} holds '{{\"version\":99}}', which cannot be read: ")
@@ -161,11 +153,9 @@ def test_a_controller_starts_without_an_unreadable_topic_and_adds_it_once_readab
         assert [topic.name for delta in one.deltas[deltas:] for topic in delta.created] == ["bad"]
         assert not any(delta.deleted for delta in one.deltas)
 
-    play(zookeeper, story)
 
-
-def test_a_damaged_partition_state_does_not_block_other_changes(zookeeper: Settings) -> None:
-    async def story(one: Setting) -> None:
+async def test_a_damaged_partition_state_does_not_block_other_changes(zookeeper: Settings) -> None:
+    async with setting(zookeeper()) as one:
         await one.write(STATE, b"{")
         # The leaders of both topics change. The write in one transaction with the invalid node succeeds.
         await one.store.transact([Delete(BrokerNode.path(2))])
@@ -174,14 +164,12 @@ def test_a_damaged_partition_state_does_not_block_other_changes(zookeeper: Setti
         assert await one.data(STATE) == b"{"
         assert not any(topic.name == "bad" for delta in one.deltas for topic in delta.deleted)
 
-    play(zookeeper, story)
 
-
-def test_a_mark_for_deletion_waits_until_the_topic_can_be_read(zookeeper: Settings) -> None:
-    async def story(one: Setting) -> None:
+async def test_a_mark_for_deletion_waits_until_the_topic_can_be_read(zookeeper: Settings) -> None:
+    async with setting(zookeeper()) as one:
         good = await one.data(STATE)
         await one.write(STATE, b"{")
-        await begins_anew(one)
+        await reelect(one)
         await one.store.transact([Create(DeleteTopicNode.path("bad"))])
         one.watching.start()
         await one.administering.deletion_marks_changed()
@@ -193,11 +181,9 @@ def test_a_mark_for_deletion_waits_until_the_topic_can_be_read(zookeeper: Settin
         await one.until(lambda image: "bad" in image.deleting)
         assert [topic.name for delta in one.deltas for topic in delta.deleted] == ["bad"]
 
-    play(zookeeper, story)
 
-
-def test_a_topic_written_without_its_id_keeps_it(zookeeper: Settings) -> None:
-    async def story(one: Setting) -> None:
+async def test_a_topic_written_without_its_id_keeps_it(zookeeper: Settings) -> None:
+    async with setting(zookeeper()) as one:
         known = one.controller.image.topics["bad"]
         replicas = {p.partition: p.replicas for p in known.partitions} | {2: [1, 2]}
         await one.write(TopicNode.path("bad"), TopicNode.encode(TopicAssignment(None, replicas)))
@@ -207,26 +193,22 @@ def test_a_topic_written_without_its_id_keeps_it(zookeeper: Settings) -> None:
         assert stored.topic_id == known.topic_id
         assert not any(delta.deleted for delta in one.deltas)
 
-    play(zookeeper, story)
 
-
-def test_a_topic_written_without_its_id_before_a_failover_keeps_it(
+async def test_a_topic_written_without_its_id_before_a_failover_keeps_it(
     zookeeper: Settings,
 ) -> None:
-    async def story(one: Setting) -> None:
+    async with setting(zookeeper(), watches=False) as one:
         known = one.controller.image.topics["bad"]
         replicas = {p.partition: p.replicas for p in known.partitions}
         await one.write(TopicNode.path("bad"), TopicNode.encode(TopicAssignment(None, replicas)))
-        await begins_anew(one)
+        await reelect(one)
         assert one.controller.image.topics["bad"].topic_id == known.topic_id
         stored = TopicNode.decode("bad", await one.data(TopicNode.path("bad")))
         assert stored.topic_id == known.topic_id
 
-    play(zookeeper, story, watches=False)
 
-
-def test_a_topic_keeps_its_id_after_it_was_unreadable(zookeeper: Settings) -> None:
-    async def story(one: Setting) -> None:
+async def test_a_topic_keeps_its_id_after_it_was_unreadable(zookeeper: Settings) -> None:
+    async with setting(zookeeper()) as one:
         known = one.controller.image.topics["bad"]
         await one.write(STATE, b"{")
         await one.store.transact([Delete(BrokerNode.path(2))])
@@ -237,11 +219,9 @@ def test_a_topic_keeps_its_id_after_it_was_unreadable(zookeeper: Settings) -> No
         await one.until(lambda image: "bad" in image.topics)
         assert one.controller.image.topics["bad"].topic_id == known.topic_id
 
-    play(zookeeper, story)
 
-
-def test_a_deletion_is_confirmed_by_topic_id(zookeeper: Settings) -> None:
-    async def story(one: Setting) -> None:
+async def test_a_deletion_is_confirmed_by_topic_id(zookeeper: Settings) -> None:
+    async with setting(zookeeper(), watches=False) as one:
         first = one.controller.image.topics["bad"].topic_id
         await one.controller.admin_manager.delete_topics(["bad"])
         await one.controller.admin_manager.replicas_deleted(2, [("bad", first)])
@@ -257,13 +237,11 @@ def test_a_deletion_is_confirmed_by_topic_id(zookeeper: Settings) -> None:
         assert not one.controller.image.deleting
         assert not await one.store.exists(TopicNode.path("bad"))
 
-    play(zookeeper, story, watches=False)
 
-
-def test_a_broker_with_an_unreadable_registration_is_omitted_until_it_is_readable(
+async def test_a_broker_with_an_unreadable_registration_is_omitted_until_it_is_readable(
     zookeeper: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(one: Setting) -> None:
+    async with setting(zookeeper()) as one:
         await one.store.transact([Create(BrokerNode.path(3), b'{"version":5}', ephemeral=True)])
         await one.store.transact([Create(BrokerNode.path(4), BrokerNode.encode(registration(4)))])
         await one.until(lambda image: 4 in image.brokers)
@@ -276,13 +254,11 @@ def test_a_broker_with_an_unreadable_registration_is_omitted_until_it_is_readabl
         await one.until(lambda image: 3 in image.brokers)
         assert not one.controller.image.unreadable
 
-    play(zookeeper, story)
 
-
-def test_a_known_broker_stays_and_changed_endpoints_are_applied(
+async def test_a_known_broker_stays_and_changed_endpoints_are_applied(
     zookeeper: Settings,
 ) -> None:
-    async def story(one: Setting) -> None:
+    async with setting(zookeeper()) as one:
         await one.registrations.brokers_changed()
         await one.write(BrokerNode.path(2), b"{")
         await one.store.transact([Create(BrokerNode.path(4), BrokerNode.encode(registration(4)))])
@@ -291,5 +267,3 @@ def test_a_known_broker_stays_and_changed_endpoints_are_applied(
         moved = Endpoint("PLAINTEXT", "PLAINTEXT", "localhost", 9999)
         await one.write(BrokerNode.path(2), BrokerNode.encode(registration(2)._replace(endpoints=(moved,))))
         await one.until(lambda image: image.brokers[2].endpoints["PLAINTEXT"].port == 9999)
-
-    play(zookeeper, story)

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -131,27 +132,24 @@ def test_every_acknowledged_write_survives_a_kill(tmp_path: Path, acknowledged_m
         asyncio.run(look())
 
 
-def test_rejects_a_second_process(tmp_path: Path) -> None:
-    async def story() -> None:
-        store = EmbeddedStore.open(store_path(tmp_path))
-        code = (
-            "import sys\n"
-            "from tidemill.coordination.embedded_store import EmbeddedStore\n"
-            "from tidemill.coordination.coordination_store import StoreError\n"
-            "try:\n    EmbeddedStore.open(sys.argv[1])\n"
-            "except StoreError as error:\n    print(error)"
-        )
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", code, store_path(tmp_path), stdout=asyncio.subprocess.PIPE
-        )
-        output, _ = await process.communicate()
-        assert b"in use by another process" in output
-        assert output.count(b"\n") == 1
-        await store.close()
-        again = EmbeddedStore.open(store_path(tmp_path))
-        await again.close()
-
-    asyncio.run(story())
+async def test_rejects_a_second_process(tmp_path: Path) -> None:
+    store = EmbeddedStore.open(store_path(tmp_path))
+    code = (
+        "import sys\n"
+        "from tidemill.coordination.embedded_store import EmbeddedStore\n"
+        "from tidemill.coordination.coordination_store import StoreError\n"
+        "try:\n    EmbeddedStore.open(sys.argv[1])\n"
+        "except StoreError as error:\n    print(error)"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, store_path(tmp_path), stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+    assert b"in use by another process" in output
+    assert output.count(b"\n") == 1
+    await store.close()
+    again = EmbeddedStore.open(store_path(tmp_path))
+    await again.close()
 
 
 def one_line(error: StoreError) -> str:
@@ -162,48 +160,53 @@ def one_line(error: StoreError) -> str:
     return text
 
 
-def test_rejects_a_file_that_is_not_a_database(tmp_path: Path) -> None:
-    Path(store_path(tmp_path)).write_bytes(b"this is no database" * 100)
-    with pytest.raises(StoreError) as caught:
-        EmbeddedStore.open(store_path(tmp_path))
-    assert "damaged" in one_line(caught.value)
+def write_no_database(path: str) -> None:
+    Path(path).write_bytes(b"this is no database" * 100)
 
 
-def test_rejects_the_database_of_another_program_and_does_not_change_it(tmp_path: Path) -> None:
-    with sqlite3.connect(store_path(tmp_path)) as connection:
-        connection.execute("CREATE TABLE theirs (x)")
+def write_other_database(path: str, statement: str = "CREATE TABLE theirs (x)") -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute(statement)
     connection.close()
-    before = Path(store_path(tmp_path)).read_bytes()
-    with pytest.raises(StoreError) as caught:
-        EmbeddedStore.open(store_path(tmp_path))
-    assert "another program" in one_line(caught.value)
-    assert Path(store_path(tmp_path)).read_bytes() == before
 
 
-def test_rejects_a_later_layout(tmp_path: Path) -> None:
-    asyncio.run(EmbeddedStore.open(store_path(tmp_path)).close())
-    with sqlite3.connect(store_path(tmp_path)) as connection:
-        connection.execute("PRAGMA user_version=99")
-    connection.close()
-    with pytest.raises(StoreError) as caught:
-        EmbeddedStore.open(store_path(tmp_path))
-    assert "layout 99" in one_line(caught.value)
+def write_later_layout(path: str) -> None:
+    asyncio.run(EmbeddedStore.open(path).close())
+    write_other_database(path, "PRAGMA user_version=99")
 
 
-def test_detects_damage_in_the_middle_of_the_file(tmp_path: Path) -> None:
+def write_damaged_database(path: str) -> None:
+    """Damages the middle of the file."""
+
     async def fill() -> None:
-        store = EmbeddedStore.open(store_path(tmp_path))
+        store = EmbeddedStore.open(path)
         await store.transact([Create(f"/{number:05}", b"x" * 500) for number in range(200)])
         await store.close()
 
     asyncio.run(fill())
-    path = Path(store_path(tmp_path))
-    data = bytearray(path.read_bytes())
+    data = bytearray(Path(path).read_bytes())
     data[8192:40960] = os.urandom(32768)
-    path.write_bytes(data)
+    Path(path).write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("write", "text"),
+    [
+        pytest.param(write_no_database, "damaged", id="no database"),
+        pytest.param(write_other_database, "another program", id="the database of another program"),
+        pytest.param(write_later_layout, "layout 99", id="a later layout"),
+        pytest.param(write_damaged_database, "damaged", id="damage in the middle"),
+    ],
+)
+def test_other_files_are_rejected_and_not_changed(
+    tmp_path: Path, write: Callable[[str], None], text: str
+) -> None:
+    write(store_path(tmp_path))
+    before = Path(store_path(tmp_path)).read_bytes()
     with pytest.raises(StoreError) as caught:
         EmbeddedStore.open(store_path(tmp_path))
-    assert "damaged" in one_line(caught.value)
+    assert text in one_line(caught.value)
+    assert Path(store_path(tmp_path)).read_bytes() == before
 
 
 def test_reports_a_missing_directory(tmp_path: Path) -> None:
@@ -224,55 +227,51 @@ class FailingDatabase(Database):
         super().commit(rows, last_id)
 
 
-def test_a_full_disk_rejects_the_write_and_reverts_it(
+async def test_a_full_disk_rejects_the_write_and_reverts_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedded_store, "database_class", FailingDatabase)
 
-    async def story() -> None:
-        store = EmbeddedStore.open(store_path(tmp_path))
-        await store.transact([Create("/a", b"kept")])
-        seen: list[Event] = []
-        await store.watch("/a", seen.append)
-        monkeypatch.setattr(FailingDatabase, "full", True)
-        outcomes = await asyncio.gather(
-            store.transact([SetData("/a", b"lost"), Create("/big", b"x" * 100_000)]),
-            store.transact([Create("/big/child", b"rests on what failed")]),
-            store.get("/a"),
-            return_exceptions=True,
-        )
-        assert all(isinstance(outcome, StoreError) for outcome in outcomes[:2])
-        assert "the disk is full" in one_line(outcomes[0])  # type: ignore[arg-type]
-        node = await store.get("/a")
-        assert node is not None
-        assert (node.data, node.version) == (b"kept", 0)
-        assert await store.children("/") == ["a"]
-        assert seen == []
-        monkeypatch.setattr(FailingDatabase, "full", False)
-        await store.transact([SetData("/a", b"again", 0), Create("/big", b"x" * 100_000)])
-        await store.close()
-        again = EmbeddedStore.open(store_path(tmp_path))
-        assert await again.children("/") == ["a", "big"]
-        await again.close()
-
-    asyncio.run(story())
+    store = EmbeddedStore.open(store_path(tmp_path))
+    await store.transact([Create("/a", b"kept")])
+    seen: list[Event] = []
+    await store.watch("/a", seen.append)
+    monkeypatch.setattr(FailingDatabase, "full", True)
+    outcomes = await asyncio.gather(
+        store.transact([SetData("/a", b"lost"), Create("/big", b"x" * 100_000)]),
+        store.transact([Create("/big/child", b"rests on what failed")]),
+        store.get("/a"),
+        return_exceptions=True,
+    )
+    assert all(isinstance(outcome, StoreError) for outcome in outcomes[:2])
+    assert "the disk is full" in one_line(outcomes[0])  # type: ignore[arg-type]
+    node = await store.get("/a")
+    assert node is not None
+    assert (node.data, node.version) == (b"kept", 0)
+    assert await store.children("/") == ["a"]
+    assert seen == []
+    monkeypatch.setattr(FailingDatabase, "full", False)
+    await store.transact([SetData("/a", b"again", 0), Create("/big", b"x" * 100_000)])
+    await store.close()
+    again = EmbeddedStore.open(store_path(tmp_path))
+    assert await again.children("/") == ["a", "big"]
+    await again.close()
 
 
-def test_a_cancelled_caller_does_not_revert_its_write(tmp_path: Path) -> None:
-    async def story() -> None:
-        store = EmbeddedStore.open(store_path(tmp_path))
-        task = asyncio.ensure_future(store.transact([Create("/a")]))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert await store.exists("/a")
-        await store.close()
-
-    asyncio.run(story())
+async def test_a_cancelled_caller_does_not_revert_its_write(tmp_path: Path) -> None:
+    store = EmbeddedStore.open(store_path(tmp_path))
+    task = asyncio.ensure_future(store.transact([Create("/a")]))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await store.exists("/a")
+    await store.close()
 
 
-def test_a_slow_disk_does_not_block_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_disk_does_not_block_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import threading
 
     gate = threading.Event()
@@ -284,30 +283,24 @@ def test_a_slow_disk_does_not_block_the_event_loop(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(embedded_store, "database_class", SlowDatabase)
 
-    async def story() -> None:
-        store = EmbeddedStore.open(store_path(tmp_path))
-        write = asyncio.ensure_future(store.transact([Create("/a")]))
-        read = asyncio.ensure_future(store.get("/a"))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert not write.done()
-        assert not read.done()
-        gate.set()
-        assert await read is not None
-        assert write.done()
-        await store.close()
-
-    asyncio.run(story())
+    store = EmbeddedStore.open(store_path(tmp_path))
+    write = asyncio.ensure_future(store.transact([Create("/a")]))
+    read = asyncio.ensure_future(store.get("/a"))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not write.done()
+    assert not read.done()
+    gate.set()
+    assert await read is not None
+    assert write.done()
+    await store.close()
 
 
-def test_thousands_of_nodes_in_one_transaction(tmp_path: Path) -> None:
-    async def story() -> None:
-        store = EmbeddedStore.open(store_path(tmp_path))
-        await ensure_paths(store, ["/t"])
-        await store.transact([Create(f"/t/{number}") for number in range(5000)])
-        with pytest.raises(NoNode):
-            await store.transact([*(Delete(f"/t/{number}") for number in range(5000)), Delete("/missing")])
-        assert len(await store.children("/t")) == 5000
-        await store.close()
-
-    asyncio.run(story())
+async def test_thousands_of_nodes_in_one_transaction(tmp_path: Path) -> None:
+    store = EmbeddedStore.open(store_path(tmp_path))
+    await ensure_paths(store, ["/t"])
+    await store.transact([Create(f"/t/{number}") for number in range(5000)])
+    with pytest.raises(NoNode):
+        await store.transact([*(Delete(f"/t/{number}") for number in range(5000)), Delete("/missing")])
+    assert len(await store.children("/t")) == 5000
+    await store.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -62,29 +61,26 @@ def test_encodes_a_node_like_kafka(path: str) -> None:
     assert len(again) == len(data)
 
 
-def test_loads_a_cluster_of_kafka_from_zookeeper(zookeeper: Callable[..., ZooKeeperSettings]) -> None:
+async def test_loads_a_cluster_of_kafka_from_zookeeper(zookeeper: Callable[..., ZooKeeperSettings]) -> None:
     nodes = recorded()
 
-    async def story() -> None:
-        store = await ZooKeeperStore.open(zookeeper())
-        for path in sorted(nodes, key=lambda path: path.count("/")):
-            if parent_of(path) != "/":
-                await ensure_paths(store, [parent_of(path)])
-            await store.transact([Create(path, nodes[path].encode())])
-        image = await load_image(store)
-        await store.close()
-        assert image.cluster_id == json.loads(nodes[CLUSTER_ID])["id"]
-        assert {name for name in image.topics if not name.startswith("__")} == {
-            "old0",
-            "old1",
-            "kept",
-            "stamped",
-            "codecs",
-            "bought",
-        }
-        stamped = image.topics["stamped"]
-        assert stamped.config == {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
-        assert [(p.leader, p.isr, p.leader_epoch) for p in stamped.partitions] == [(1, [1], 0)] * 2
-        assert image.broker_config(1) == {"message.max.bytes": "3000000"}
-
-    asyncio.run(story())
+    store = await ZooKeeperStore.open(zookeeper())
+    for path in sorted(nodes, key=lambda path: path.count("/")):
+        if parent_of(path) != "/":
+            await ensure_paths(store, [parent_of(path)])
+        await store.transact([Create(path, nodes[path].encode())])
+    image = await load_image(store)
+    await store.close()
+    assert image.cluster_id == json.loads(nodes[CLUSTER_ID])["id"]
+    assert {name for name in image.topics if not name.startswith("__")} == {
+        "old0",
+        "old1",
+        "kept",
+        "stamped",
+        "codecs",
+        "bought",
+    }
+    stamped = image.topics["stamped"]
+    assert stamped.config == {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
+    assert [(p.leader, p.isr, p.leader_epoch) for p in stamped.partitions] == [(1, [1], 0)] * 2
+    assert image.broker_config(1) == {"message.max.bytes": "3000000"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -143,74 +142,65 @@ def check_rest(image: ClusterImage, spoilt: str) -> None:
         assert image.broker_config(7)["log.retention.ms"] == "-1"
 
 
-def test_an_unreadable_node_affects_no_other_node(zookeeper: Callable[..., ZooKeeperSettings]) -> None:
-    async def story() -> None:
-        store = await ZooKeeperStore.open(zookeeper())
-        for path, data in READABLE.items():
-            await ensure_paths(store, [path])
-            await store.transact([SetData(path, data)])
-        whole = await load_image(store)
-        assert not whole.unreadable
-        assert (list(whole.topics), list(whole.brokers)) == (["bad", "good"], [1, 7])
-        for path, data in UNREADABLE:
-            made = not await store.exists(path)
-            await store.transact([Create(path, data) if made else SetData(path, data)])
-            image = await load_image(store)
-            assert list(image.unreadable) == [kind_and_name(path)], (path, data[:99])
-            problem = image.unreadable[kind_and_name(path)]
-            assert (problem.path, str(problem).startswith(f"{path} holds ")) == (path, True)
-            step = "Correct or remove" if path.startswith("/config/") else "Correct"
-            assert str(problem).endswith(f". {step} the node.")
-            assert len(str(problem)) < 1000
-            check_rest(image, path)
-            await store.transact([SetData(path, READABLE.get(path, data))])
-            if made:
-                await remove(store, path)
-        assert not (await load_image(store)).unreadable
-        await store.close()
-
-    asyncio.run(story())
+async def test_an_unreadable_node_affects_no_other_node(zookeeper: Callable[..., ZooKeeperSettings]) -> None:
+    store = await ZooKeeperStore.open(zookeeper())
+    for path, data in READABLE.items():
+        await ensure_paths(store, [path])
+        await store.transact([SetData(path, data)])
+    whole = await load_image(store)
+    assert not whole.unreadable
+    assert (list(whole.topics), list(whole.brokers)) == (["bad", "good"], [1, 7])
+    for path, data in UNREADABLE:
+        made = not await store.exists(path)
+        await store.transact([Create(path, data) if made else SetData(path, data)])
+        image = await load_image(store)
+        assert list(image.unreadable) == [kind_and_name(path)], (path, data[:99])
+        problem = image.unreadable[kind_and_name(path)]
+        assert (problem.path, str(problem).startswith(f"{path} holds ")) == (path, True)
+        step = "Correct or remove" if path.startswith("/config/") else "Correct"
+        assert str(problem).endswith(f". {step} the node.")
+        assert len(str(problem)) < 1000
+        check_rest(image, path)
+        await store.transact([SetData(path, READABLE.get(path, data))])
+        if made:
+            await remove(store, path)
+    assert not (await load_image(store)).unreadable
+    await store.close()
 
 
 async def remove(store: ZooKeeperStore, path: str) -> None:
     await store.transact([Delete(path)])
 
 
-def test_a_known_broker_with_an_unreadable_node_stays_while_its_session_is_the_same(
+async def test_a_known_broker_with_an_unreadable_node_stays_while_its_session_is_the_same(
     zookeeper: Callable[..., ZooKeeperSettings],
 ) -> None:
-    async def story() -> None:
-        store = await ZooKeeperStore.open(zookeeper())
-        for path in (BrokerNode.path(1), BrokerNode.path(7)):
-            await ensure_paths(store, [path])
-            await store.transact([SetData(path, READABLE[path])])
-        known = (await load_image(store)).brokers
-        await store.transact([SetData(BROKER, b"{")])
-        image = await load_image(store, known)
-        assert image.brokers[7] is known[7]
-        assert list(image.unreadable) == [("ids", "7")]
-        await remove(store, BROKER)
-        await store.transact([Create(BROKER, b"{")])
-        assert list((await load_image(store, known)).brokers) == [1]
-        await store.close()
-
-    asyncio.run(story())
+    store = await ZooKeeperStore.open(zookeeper())
+    for path in (BrokerNode.path(1), BrokerNode.path(7)):
+        await ensure_paths(store, [path])
+        await store.transact([SetData(path, READABLE[path])])
+    known = (await load_image(store)).brokers
+    await store.transact([SetData(BROKER, b"{")])
+    image = await load_image(store, known)
+    assert image.brokers[7] is known[7]
+    assert list(image.unreadable) == [("ids", "7")]
+    await remove(store, BROKER)
+    await store.transact([Create(BROKER, b"{")])
+    assert list((await load_image(store, known)).brokers) == [1]
+    await store.close()
 
 
 @pytest.mark.parametrize("name", ["bad", "good"])
-def test_a_deletion_mark_does_not_delete_an_unreadable_topic(
+async def test_a_deletion_mark_does_not_delete_an_unreadable_topic(
     zookeeper: Callable[..., ZooKeeperSettings], name: str
 ) -> None:
-    async def story() -> None:
-        store = await ZooKeeperStore.open(zookeeper())
-        for path, data in READABLE.items():
-            await ensure_paths(store, [path])
-            await store.transact([SetData(path, data)])
-        await store.transact([SetData(STATE, b"{")])
-        await ensure_paths(store, [f"/admin/delete_topics/{name}"])
-        image = await load_image(store)
-        assert list(image.deleting) == ([] if name == "bad" else ["good"])
-        assert list(image.unreadable) == [("topics", "bad")]
-        await store.close()
-
-    asyncio.run(story())
+    store = await ZooKeeperStore.open(zookeeper())
+    for path, data in READABLE.items():
+        await ensure_paths(store, [path])
+        await store.transact([SetData(path, data)])
+    await store.transact([SetData(STATE, b"{")])
+    await ensure_paths(store, [f"/admin/delete_topics/{name}"])
+    image = await load_image(store)
+    assert list(image.deleting) == ([] if name == "bad" else ["good"])
+    assert list(image.unreadable) == [("topics", "bad")]
+    await store.close()

@@ -70,38 +70,32 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ZooKeeper
         yield server, port, directory
 
 
-def test_nodes_of_an_authenticated_session_are_read_only_for_others(zookeeper: Settings) -> None:
-    async def story() -> None:
-        mine = zookeeper(digest="broker:secret", set_acl=True)
-        async with opened(mine) as owner, opened(mine._replace(digest="", set_acl=False)) as stranger:
-            await owner.store.transact([Create("/a", b"1"), Create("/consumers"), Create("/config")])
-            await owner.store.transact([Create("/config/users"), Create("/config/users/u", b"secret")])
-            assert await stranger.store.get("/a") is not None
-            for operation in (SetData("/a", b"2"), Create("/a/b"), Delete("/a")):
-                with pytest.raises(NoAccess, match="not open to this login") as caught:
-                    await stranger.store.transact([Create("/consumers/x"), operation])
-                assert (caught.value.path, caught.value.index) == (operation.path, 1)
-            for read in (stranger.store.get("/config/users/u"), stranger.store.children("/config/users")):
-                with pytest.raises(NoAccess, match="/config/users"):
-                    await read
-            await stranger.store.transact([Create("/consumers/theirs")])
-            async with opened(mine) as again:
-                await again.store.transact([SetData("/a", b"2"), SetData("/config/users/u", b"new")])
-
-    asyncio.run(story())
+async def test_nodes_of_an_authenticated_session_are_read_only_for_others(zookeeper: Settings) -> None:
+    mine = zookeeper(digest="broker:secret", set_acl=True)
+    async with opened(mine) as owner, opened(mine._replace(digest="", set_acl=False)) as stranger:
+        await owner.store.transact([Create("/a", b"1"), Create("/consumers"), Create("/config")])
+        await owner.store.transact([Create("/config/users"), Create("/config/users/u", b"secret")])
+        assert await stranger.store.get("/a") is not None
+        for operation in (SetData("/a", b"2"), Create("/a/b"), Delete("/a")):
+            with pytest.raises(NoAccess, match="not open to this login") as caught:
+                await stranger.store.transact([Create("/consumers/x"), operation])
+            assert (caught.value.path, caught.value.index) == (operation.path, 1)
+        for read in (stranger.store.get("/config/users/u"), stranger.store.children("/config/users")):
+            with pytest.raises(NoAccess, match="/config/users"):
+                await read
+        await stranger.store.transact([Create("/consumers/theirs")])
+        async with opened(mine) as again:
+            await again.store.transact([SetData("/a", b"2"), SetData("/config/users/u", b"new")])
 
 
-def test_creates_the_chroot_with_an_access_list(zookeeper: Settings) -> None:
+async def test_creates_the_chroot_with_an_access_list(zookeeper: Settings) -> None:
     settings = zookeeper(digest="broker:secret", set_acl=True)
 
-    async def story() -> None:
-        async with opened(settings):
-            pass
-        stranger = settings._replace(digest="other:secret", chroot=f"{settings.chroot}/below")
-        with pytest.raises(StoreError, match="below, which does not exist and could not be created"):
-            await ZooKeeperStore.open(stranger)
-
-    asyncio.run(story())
+    async with opened(settings):
+        pass
+    stranger = settings._replace(digest="other:secret", chroot=f"{settings.chroot}/below")
+    with pytest.raises(StoreError, match="below, which does not exist and could not be created"):
+        await ZooKeeperStore.open(stranger)
     client = KazooClient(settings.hosts)
     client.start()
     acls, _ = client.get_acls(settings.chroot)
@@ -110,38 +104,31 @@ def test_creates_the_chroot_with_an_access_list(zookeeper: Settings) -> None:
     assert [(acl.id.scheme, acl.perms) for acl in acls] == [("digest", 31), ("world", 1)]
 
 
-def test_the_server_rejects_access_lists_without_authentication(zookeeper: Settings) -> None:
-    async def story() -> None:
-        with pytest.raises(StoreError, match="without a login"):
-            await ZooKeeperStore.open(zookeeper(set_acl=True))
-
-    asyncio.run(story())
+async def test_the_server_rejects_access_lists_without_authentication(zookeeper: Settings) -> None:
+    with pytest.raises(StoreError, match="without a login"):
+        await ZooKeeperStore.open(zookeeper(set_acl=True))
 
 
-def test_authenticates_with_sasl(secure: tuple[ZooKeeper, int, Path]) -> None:
-    async def story() -> None:
-        settings = ZooKeeperSettings(secure[0].address, "/sasl", sasl=KAFKA, set_acl=True)
-        async with opened(settings) as owner, opened(settings._replace(sasl=None, set_acl=False)) as stranger:
-            await owner.store.transact([Create("/a")])
-            with pytest.raises(NoAccess):
-                await stranger.store.transact([SetData("/a", b"x")])
-            await owner.store.transact([SetData("/a", b"x")])
-
-    asyncio.run(story())
+async def test_authenticates_with_sasl(secure: tuple[ZooKeeper, int, Path]) -> None:
+    settings = ZooKeeperSettings(secure[0].address, "/sasl", sasl=KAFKA, set_acl=True)
+    async with opened(settings) as owner, opened(settings._replace(sasl=None, set_acl=False)) as stranger:
+        await owner.store.transact([Create("/a")])
+        with pytest.raises(NoAccess):
+            await stranger.store.transact([SetData("/a", b"x")])
+        await owner.store.transact([SetData("/a", b"x")])
 
 
 @pytest.mark.parametrize("sasl", [KAFKA._replace(password="wrong"), KAFKA._replace(username="nobody")])
-def test_reports_a_rejected_authentication_at_once(secure: tuple[ZooKeeper, int, Path], sasl: Sasl) -> None:
-    async def story() -> None:
-        settings = ZooKeeperSettings(secure[0].address, sasl=sasl, connection_timeout_ms=60_000)
-        async with asyncio.timeout(30):
-            with pytest.raises(StoreUnavailable, match="refused the login") as caught:
-                await ZooKeeperStore.open(settings)
-        assert "tidemill.zookeeper.sasl" in str(caught.value)
-        assert "\n" not in str(caught.value)
-        assert "wrong" not in str(caught.value)
-
-    asyncio.run(story())
+async def test_reports_a_rejected_authentication_at_once(
+    secure: tuple[ZooKeeper, int, Path], sasl: Sasl
+) -> None:
+    settings = ZooKeeperSettings(secure[0].address, sasl=sasl, connection_timeout_ms=60_000)
+    async with asyncio.timeout(30):
+        with pytest.raises(StoreUnavailable, match="refused the login") as caught:
+            await ZooKeeperStore.open(settings)
+    assert "tidemill.zookeeper.sasl" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "wrong" not in str(caught.value)
 
 
 def test_reports_a_server_that_requires_authentication() -> None:
@@ -163,38 +150,29 @@ def tls_settings(secure: tuple[ZooKeeper, int, Path], tls: Tls) -> ZooKeeperSett
     )
 
 
-def test_authenticates_with_a_tls_certificate(secure: tuple[ZooKeeper, int, Path]) -> None:
-    async def story() -> None:
-        tls = Tls(str(secure[2] / "client.pem"), authorities=str(secure[2] / "ca.pem"))
-        async with opened(tls_settings(secure, tls)) as session:
-            await session.store.transact([Create("/a"), Create("/large", b"x" * 500_000)])
-            await asyncio.gather(*(session.store.transact([Create(f"/a/{n}")]) for n in range(300)))
-            assert len(await session.store.children("/a")) == 300
-            node = await session.store.get("/large")
-            assert node is not None
-            assert node.data == b"x" * 500_000
-
-    asyncio.run(story())
+async def test_authenticates_with_a_tls_certificate(secure: tuple[ZooKeeper, int, Path]) -> None:
+    tls = Tls(str(secure[2] / "client.pem"), authorities=str(secure[2] / "ca.pem"))
+    async with opened(tls_settings(secure, tls)) as session:
+        await session.store.transact([Create("/a"), Create("/large", b"x" * 500_000)])
+        await asyncio.gather(*(session.store.transact([Create(f"/a/{n}")]) for n in range(300)))
+        assert len(await session.store.children("/a")) == 300
+        node = await session.store.get("/large")
+        assert node is not None
+        assert node.data == b"x" * 500_000
 
 
-def test_rejects_a_server_with_an_untrusted_certificate(secure: tuple[ZooKeeper, int, Path]) -> None:
-    async def story() -> None:
-        settings = tls_settings(secure, Tls(str(secure[2] / "client.pem")))
-        with pytest.raises(StoreUnavailable, match="certificate verify failed"):
-            await ZooKeeperStore.open(settings._replace(connection_timeout_ms=1500))
-
-    asyncio.run(story())
+async def test_rejects_a_server_with_an_untrusted_certificate(secure: tuple[ZooKeeper, int, Path]) -> None:
+    settings = tls_settings(secure, Tls(str(secure[2] / "client.pem")))
+    with pytest.raises(StoreUnavailable, match="certificate verify failed"):
+        await ZooKeeperStore.open(settings._replace(connection_timeout_ms=1500))
 
 
-def test_reports_unsuitable_tls_files(tmp_path: Path) -> None:
+async def test_reports_unsuitable_tls_files(tmp_path: Path) -> None:
     make_certificates(tmp_path)
 
-    async def story() -> None:
-        tls = Tls(str(tmp_path / "ca.pem"), authorities=str(tmp_path / "ca.pem"))
-        with pytest.raises(StoreError, match=r"cannot be set up from .*ca\.pem"):
-            await ZooKeeperStore.open(ZooKeeperSettings("127.0.0.1:1", tls=tls))
-
-    asyncio.run(story())
+    tls = Tls(str(tmp_path / "ca.pem"), authorities=str(tmp_path / "ca.pem"))
+    with pytest.raises(StoreError, match=r"cannot be set up from .*ca\.pem"):
+        await ZooKeeperStore.open(ZooKeeperSettings("127.0.0.1:1", tls=tls))
 
 
 # Configuration

@@ -54,189 +54,162 @@ def own_server() -> Iterator[ZooKeeper]:
 # Sessions
 
 
-def test_a_new_session_follows_an_expired_one(
+async def test_a_new_session_follows_an_expired_one(
     zookeeper: Settings, expire: Callable[[ZooKeeperStore], None]
 ) -> None:
-    async def story() -> None:
-        async with opened(zookeeper()) as session:
-            store = session.store
-            seen: list[Event] = []
-            await store.transact([Create("/mine", ephemeral=True), Create("/stays")])
-            await store.watch("/mine", seen.append)
-            await store.watch("/stays", seen.append)
-            former = store.session_id
-            await asyncio.to_thread(expire, store)
-            await session.reach(SUSPENDED, EXPIRED, CONNECTED)
-            assert store.session_id not in (0, former)
-            assert await store.get_many(["/mine"]) == [None]
-            assert seen == [(DELETED, "/mine")]
-            await store.transact([Create("/mine", ephemeral=True), SetData("/stays", b"x")])
-            node = await store.get("/mine")
-            assert node is not None
-            assert node.owner == store.session_id
-            assert seen[1:] == [(CREATED, "/mine"), (DATA, "/stays")]
-
-    asyncio.run(story())
+    async with opened(zookeeper()) as session:
+        store = session.store
+        seen: list[Event] = []
+        await store.transact([Create("/mine", ephemeral=True), Create("/stays")])
+        await store.watch("/mine", seen.append)
+        await store.watch("/stays", seen.append)
+        former = store.session_id
+        await asyncio.to_thread(expire, store)
+        await session.reach(SUSPENDED, EXPIRED, CONNECTED)
+        assert store.session_id not in (0, former)
+        assert await store.get_many(["/mine"]) == [None]
+        assert seen == [(DELETED, "/mine")]
+        await store.transact([Create("/mine", ephemeral=True), SetData("/stays", b"x")])
+        node = await store.get("/mine")
+        assert node is not None
+        assert node.owner == store.session_id
+        assert seen[1:] == [(CREATED, "/mine"), (DATA, "/stays")]
 
 
-def test_a_session_without_a_connection_expires(zookeeper: Settings) -> None:
-    async def story() -> None:
-        settings = zookeeper(session_timeout_ms=800)
-        async with behind_proxy(settings) as (session, proxy), opened(zookeeper()) as other:
-            gone = asyncio.Event()
-            await session.store.transact([Create("/mine", ephemeral=True)])
-            await other.store.watch("/mine", lambda event: gone.set())
-            proxy.cut(refuse=True)
-            await session.reach(SUSPENDED)
-            async with asyncio.timeout(WAIT_S):
-                await gone.wait()
+async def test_a_session_without_a_connection_expires(zookeeper: Settings) -> None:
+    settings = zookeeper(session_timeout_ms=800)
+    async with behind_proxy(settings) as (session, proxy), opened(zookeeper()) as other:
+        gone = asyncio.Event()
+        await session.store.transact([Create("/mine", ephemeral=True)])
+        await other.store.watch("/mine", lambda event: gone.set())
+        proxy.cut(refuse=True)
+        await session.reach(SUSPENDED)
+        async with asyncio.timeout(WAIT_S):
+            await gone.wait()
+        proxy.cut()
+        await session.reach(EXPIRED, CONNECTED)
+        await session.store.transact([Create("/mine", ephemeral=True)])
+
+
+async def test_a_session_survives_a_short_cut(zookeeper: Settings) -> None:
+    async with behind_proxy(zookeeper()) as (session, proxy):
+        await session.store.transact([Create("/mine", ephemeral=True)])
+        former = session.store.session_id
+        for _ in range(3):
             proxy.cut()
-            await session.reach(EXPIRED, CONNECTED)
-            await session.store.transact([Create("/mine", ephemeral=True)])
-
-    asyncio.run(story())
-
-
-def test_a_session_survives_a_short_cut(zookeeper: Settings) -> None:
-    async def story() -> None:
-        async with behind_proxy(zookeeper()) as (session, proxy):
-            await session.store.transact([Create("/mine", ephemeral=True)])
-            former = session.store.session_id
-            for _ in range(3):
-                proxy.cut()
-                await session.reach(SUSPENDED, CONNECTED)
-            assert session.store.session_id == former
-            assert await session.store.exists("/mine")
-
-    asyncio.run(story())
+            await session.reach(SUSPENDED, CONNECTED)
+        assert session.store.session_id == former
+        assert await session.store.exists("/mine")
 
 
-def test_detects_a_half_open_connection(zookeeper: Settings) -> None:
-    async def story() -> None:
-        async with behind_proxy(zookeeper(session_timeout_ms=1500)) as (session, proxy):
-            await session.store.transact([Create("/a")])
-            proxy.hold()
-            calls = [asyncio.ensure_future(session.store.get("/a")) for _ in range(30)]
-            began = time.monotonic()
-            await session.reach(SUSPENDED)
-            assert time.monotonic() - began < 10
-            for outcome in await asyncio.gather(*calls, return_exceptions=True):
-                assert isinstance(outcome, StoreUnavailable)
-            proxy.release()
-            proxy.cut()
-            await session.reach_again()
-            assert await session.store.exists("/a")
-
-    asyncio.run(story())
+async def test_detects_a_half_open_connection(zookeeper: Settings) -> None:
+    async with behind_proxy(zookeeper(session_timeout_ms=1500)) as (session, proxy):
+        await session.store.transact([Create("/a")])
+        proxy.hold()
+        calls = [asyncio.ensure_future(session.store.get("/a")) for _ in range(30)]
+        began = time.monotonic()
+        await session.reach(SUSPENDED)
+        assert time.monotonic() - began < 10
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(outcome, StoreUnavailable)
+        proxy.release()
+        proxy.cut()
+        await session.reach_again()
+        assert await session.store.exists("/a")
 
 
-def test_calls_fail_without_a_connection(zookeeper: Settings) -> None:
-    async def story() -> None:
-        async with behind_proxy(zookeeper()) as (session, proxy):
-            store = session.store
-            await store.transact([Create("/n")])
-            calls = [asyncio.ensure_future(store.transact([SetData("/n", b"x")])) for _ in range(50)]
-            await asyncio.sleep(0)
-            proxy.cut(refuse=True)
-            outcomes = await asyncio.gather(*calls, return_exceptions=True)
-            assert [o for o in outcomes if isinstance(o, Exception)]
-            assert all(isinstance(o, StoreUnavailable) for o in outcomes if isinstance(o, Exception))
-            await session.reach(SUSPENDED)
-            for call in (store.get("/n"), store.children("/n"), store.transact([Delete("/n")])):
-                with pytest.raises(StoreUnavailable):
-                    await call
-            proxy.cut()
-            await session.reach(CONNECTED)
-            # Acknowledged calls took effect; unanswered calls may have.
-            node = await store.get("/n")
-            assert node is not None
-            assert sum(not isinstance(o, Exception) for o in outcomes) <= node.version <= 50
-
-    asyncio.run(story())
+async def test_calls_fail_without_a_connection(zookeeper: Settings) -> None:
+    async with behind_proxy(zookeeper()) as (session, proxy):
+        store = session.store
+        await store.transact([Create("/n")])
+        calls = [asyncio.ensure_future(store.transact([SetData("/n", b"x")])) for _ in range(50)]
+        await asyncio.sleep(0)
+        proxy.cut(refuse=True)
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert [o for o in outcomes if isinstance(o, Exception)]
+        assert all(isinstance(o, StoreUnavailable) for o in outcomes if isinstance(o, Exception))
+        await session.reach(SUSPENDED)
+        for call in (store.get("/n"), store.children("/n"), store.transact([Delete("/n")])):
+            with pytest.raises(StoreUnavailable):
+                await call
+        proxy.cut()
+        await session.reach(CONNECTED)
+        # Acknowledged calls took effect; unanswered calls may have.
+        node = await store.get("/n")
+        assert node is not None
+        assert sum(not isinstance(o, Exception) for o in outcomes) <= node.version <= 50
 
 
-def test_a_killed_server_returns_with_all_data(own_server: ZooKeeper) -> None:
-    async def story() -> None:
-        async with opened(ZooKeeperSettings(own_server.address, "/c", 20_000)) as session:
-            store = session.store
-            seen: list[Event] = []
-            await store.transact([Create("/a", b"1"), Create("/mine", ephemeral=True)])
-            await store.watch("/a", seen.append)
-            former = store.session_id
-            await asyncio.to_thread(own_server.kill)
-            await session.reach(SUSPENDED)
-            await asyncio.to_thread(own_server.start)
-            await session.reach(CONNECTED)
-            assert store.session_id == former
-            assert await store.children("/") == ["a", "mine"]
-            assert seen == []
-            await store.transact([SetData("/a", b"2")])
-            assert seen == [(DATA, "/a")]
-
-    asyncio.run(story())
+async def test_a_killed_server_returns_with_all_data(own_server: ZooKeeper) -> None:
+    async with opened(ZooKeeperSettings(own_server.address, "/c", 20_000)) as session:
+        store = session.store
+        seen: list[Event] = []
+        await store.transact([Create("/a", b"1"), Create("/mine", ephemeral=True)])
+        await store.watch("/a", seen.append)
+        former = store.session_id
+        await asyncio.to_thread(own_server.kill)
+        await session.reach(SUSPENDED)
+        await asyncio.to_thread(own_server.start)
+        await session.reach(CONNECTED)
+        assert store.session_id == former
+        assert await store.children("/") == ["a", "mine"]
+        assert seen == []
+        await store.transact([SetData("/a", b"2")])
+        assert seen == [(DATA, "/a")]
 
 
-def test_detects_a_paused_server_and_reconnects(own_server: ZooKeeper) -> None:
-    async def story() -> None:
-        async with opened(ZooKeeperSettings(own_server.address, "", 1000)) as session:
-            own_server.pause()
-            try:
-                with pytest.raises(StoreUnavailable):
-                    await session.store.get("/")
-                # The call may fail before the session reports the outage.
-                for _ in range(500):
-                    if SUSPENDED in session.states:
-                        break
-                    await asyncio.sleep(0.02)
-                assert SUSPENDED in session.states
-            finally:
-                own_server.resume()
-            # A busy machine may break the connection more than once: one second without a break is enough.
-            await session.serves()
-
-    asyncio.run(story())
-
-
-def test_close_does_not_wait_for_a_paused_server(own_server: ZooKeeper) -> None:
-    async def story() -> None:
-        store = await ZooKeeperStore.open(ZooKeeperSettings(own_server.address, "", 60_000))
+async def test_detects_a_paused_server_and_reconnects(own_server: ZooKeeper) -> None:
+    async with opened(ZooKeeperSettings(own_server.address, "", 1000)) as session:
         own_server.pause()
         try:
-            call = asyncio.ensure_future(store.get("/"))
-            await asyncio.sleep(0)
-            began = time.monotonic()
-            await store.close()
-            assert time.monotonic() - began < 10
-            with pytest.raises(StoreUnavailable, match="closed"):
-                await call
+            with pytest.raises(StoreUnavailable):
+                await session.store.get("/")
+            # The call may fail before the session reports the outage.
+            for _ in range(500):
+                if SUSPENDED in session.states:
+                    break
+                await asyncio.sleep(0.02)
+            assert SUSPENDED in session.states
         finally:
             own_server.resume()
+        # A busy machine may break the connection more than once: one second without a break is enough.
+        await session.serves()
 
-    asyncio.run(story())
+
+async def test_close_does_not_wait_for_a_paused_server(own_server: ZooKeeper) -> None:
+    store = await ZooKeeperStore.open(ZooKeeperSettings(own_server.address, "", 60_000))
+    own_server.pause()
+    try:
+        call = asyncio.ensure_future(store.get("/"))
+        await asyncio.sleep(0)
+        began = time.monotonic()
+        await store.close()
+        assert time.monotonic() - began < 10
+        with pytest.raises(StoreUnavailable, match="closed"):
+            await call
+    finally:
+        own_server.resume()
 
 
-def test_an_exception_in_the_thread_closes_only_the_connection(
+async def test_an_exception_in_the_thread_closes_only_the_connection(
     zookeeper: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
-        async with opened(zookeeper()) as session:
-            store = session.store
-            await store.transact([Create("/n")])
-            seen: list[Event] = []
-            await store.watch("/n", seen.append)
+    async with opened(zookeeper()) as session:
+        store = session.store
+        await store.transact([Create("/n")])
+        seen: list[Event] = []
+        await store.watch("/n", seen.append)
 
-            def broken(*arguments: object) -> None:
-                monkeypatch.undo()
-                raise AttributeError("broken on purpose")
+        def broken(*arguments: object) -> None:
+            monkeypatch.undo()
+            raise AttributeError("broken on purpose")
 
-            monkeypatch.setattr(Connection, "_read_watch_event", broken)
-            with contextlib.suppress(StoreUnavailable):
-                await store.transact([SetData("/n", b"1")])
-            await session.reach_again()
-            assert await store.exists("/n")
-            assert kinds(seen) == [DATA]
-
-    asyncio.run(story())
+        monkeypatch.setattr(Connection, "_read_watch_event", broken)
+        with contextlib.suppress(StoreUnavailable):
+            await store.transact([SetData("/n", b"1")])
+        await session.reach_again()
+        assert await store.exists("/n")
+        assert kinds(seen) == [DATA]
     assert "broken on purpose" in caplog.text
 
 
@@ -250,94 +223,82 @@ def test_a_call_in_an_expired_session_fails() -> None:
 # Amounts
 
 
-def test_thousands_of_calls_are_in_flight_together(
+async def test_thousands_of_calls_are_in_flight_together(
     zookeeper: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        async with opened(zookeeper(in_flight_max=200)) as session:
-            store = session.store
-            await store.transact([Create("/many")])
-            loop = asyncio.get_running_loop()
-            wakeups = 0
-            wake = loop.call_soon_threadsafe
+    async with opened(zookeeper(in_flight_max=200)) as session:
+        store = session.store
+        await store.transact([Create("/many")])
+        loop = asyncio.get_running_loop()
+        wakeups = 0
+        wake = loop.call_soon_threadsafe
 
-            def count(*arguments: Any, **others: Any) -> Any:
-                nonlocal wakeups
-                wakeups += 1
-                return wake(*arguments, **others)
+        def count(*arguments: Any, **others: Any) -> Any:
+            nonlocal wakeups
+            wakeups += 1
+            return wake(*arguments, **others)
 
-            monkeypatch.setattr(loop, "call_soon_threadsafe", count)
-            began = time.monotonic()
-            calls = [store.transact([Create(f"/many/{n:05}", b"x" * 100)]) for n in range(2000)]
-            work = asyncio.gather(*calls)
-            passes = 0
-            while not work.done():
-                # The loop is busy, and all responses that arrive meanwhile wake it once.
-                time.sleep(0.005)  # noqa: ASYNC251 - the loop is to be busy
-                passes += 1
-                await asyncio.sleep(0)
-            results = work.result()
-            took_s, wakeups_of_creates = time.monotonic() - began, wakeups
-            print(f"2,000 creates took {took_s:.2f} s, {passes} passes of the loop and {wakeups} wake-ups")
-            assert [result.path for (result,) in results] == [f"/many/{n:05}" for n in range(2000)]
-            nodes = await store.get_many([f"/many/{n:05}" for n in range(2000)])
-            ids = [node.creation_id for node in nodes if node is not None]
-            assert len(ids) == 2000
-            assert ids == sorted(set(ids))
-            assert took_s < 20
-            assert wakeups_of_creates <= passes + 1
-
-    asyncio.run(story())
-
-
-def test_limits_the_calls_in_flight(zookeeper: Settings) -> None:
-    async def story() -> None:
-        async with behind_proxy(zookeeper(in_flight_max=7)) as (session, proxy):
-            client = session.store._link._client
-            proxy.hold()
-            calls = [asyncio.ensure_future(session.store.get("/")) for _ in range(100)]
-            await asyncio.sleep(0.2)
-            assert len(client._queue) + len(client._pending) <= 7
-            proxy.release()
-            assert None not in await asyncio.gather(*calls)
-
-    asyncio.run(story())
-
-
-def test_rejects_requests_for_which_zookeeper_would_close_the_connection(zookeeper: Settings) -> None:
-    async def story() -> None:
-        async with opened(zookeeper()) as session:
-            store = session.store
-            largest = NODE_BYTES_MAX - 1024
-            await store.transact([Create("/large", b"x" * largest)])
-            node = await store.get("/large")
-            assert node is not None
-            assert len(node.data) == largest
-            with pytest.raises(ValueError, match=r"jute\.maxbuffer"):
-                await store.transact([SetData("/large", b"x" * NODE_BYTES_MAX)])
-            many = [Create(f"/n{n}", b"x" * 1000) for n in range(1100)]
-            with pytest.raises(ValueError, match=r"1100 operations.*smaller"):
-                await store.transact(many)
-            await store.transact(many[:900])
-            assert session.states == []
-
-    asyncio.run(story())
-
-
-def test_a_cancelled_call_does_not_affect_others(zookeeper: Settings) -> None:
-    async def story() -> None:
-        async with opened(zookeeper()) as session:
-            store = session.store
-            calls = [asyncio.ensure_future(store.transact([Create(f"/{n}")])) for n in range(30)]
+        monkeypatch.setattr(loop, "call_soon_threadsafe", count)
+        began = time.monotonic()
+        calls = [store.transact([Create(f"/many/{n:05}", b"x" * 100)]) for n in range(2000)]
+        work = asyncio.gather(*calls)
+        passes = 0
+        while not work.done():
+            # The loop is busy, and all responses that arrive meanwhile wake it once.
+            time.sleep(0.005)  # noqa: ASYNC251 - the loop is to be busy
+            passes += 1
             await asyncio.sleep(0)
-            for call in calls[::2]:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
-            assert len(await store.children("/")) == 30
-            with pytest.raises(NoNode):
-                await store.children("/missing")
+        results = work.result()
+        took_s, wakeups_of_creates = time.monotonic() - began, wakeups
+        print(f"2,000 creates took {took_s:.2f} s, {passes} passes of the loop and {wakeups} wake-ups")
+        assert [result.path for (result,) in results] == [f"/many/{n:05}" for n in range(2000)]
+        nodes = await store.get_many([f"/many/{n:05}" for n in range(2000)])
+        ids = [node.creation_id for node in nodes if node is not None]
+        assert len(ids) == 2000
+        assert ids == sorted(set(ids))
+        assert took_s < 20
+        assert wakeups_of_creates <= passes + 1
 
-    asyncio.run(story())
+
+async def test_limits_the_calls_in_flight(zookeeper: Settings) -> None:
+    async with behind_proxy(zookeeper(in_flight_max=7)) as (session, proxy):
+        client = session.store._link._client
+        proxy.hold()
+        calls = [asyncio.ensure_future(session.store.get("/")) for _ in range(100)]
+        await asyncio.sleep(0.2)
+        assert len(client._queue) + len(client._pending) <= 7
+        proxy.release()
+        assert None not in await asyncio.gather(*calls)
+
+
+async def test_rejects_requests_for_which_zookeeper_would_close_the_connection(zookeeper: Settings) -> None:
+    async with opened(zookeeper()) as session:
+        store = session.store
+        largest = NODE_BYTES_MAX - 1024
+        await store.transact([Create("/large", b"x" * largest)])
+        node = await store.get("/large")
+        assert node is not None
+        assert len(node.data) == largest
+        with pytest.raises(ValueError, match=r"jute\.maxbuffer"):
+            await store.transact([SetData("/large", b"x" * NODE_BYTES_MAX)])
+        many = [Create(f"/n{n}", b"x" * 1000) for n in range(1100)]
+        with pytest.raises(ValueError, match=r"1100 operations.*smaller"):
+            await store.transact(many)
+        await store.transact(many[:900])
+        assert session.states == []
+
+
+async def test_a_cancelled_call_does_not_affect_others(zookeeper: Settings) -> None:
+    async with opened(zookeeper()) as session:
+        store = session.store
+        calls = [asyncio.ensure_future(store.transact([Create(f"/{n}")])) for n in range(30)]
+        await asyncio.sleep(0)
+        for call in calls[::2]:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        assert len(await store.children("/")) == 30
+        with pytest.raises(NoNode):
+            await store.children("/missing")
 
 
 # Another client
@@ -379,39 +340,30 @@ def test_another_client_sees_the_same_nodes(zookeeper: Settings) -> None:
 # Errors of open
 
 
-def test_reports_a_server_that_is_not_zookeeper(zookeeper: Settings) -> None:
-    async def story() -> None:
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read(100)
-            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            await writer.drain()
-            writer.close()
+async def test_reports_a_server_that_is_not_zookeeper(zookeeper: Settings) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
 
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        settings = ZooKeeperSettings(address, session_timeout_ms=2000, connection_timeout_ms=700)
-        with pytest.raises(StoreUnavailable, match="not ZooKeeper's"):
-            await ZooKeeperStore.open(settings)
-        server.close()
-
-    asyncio.run(story())
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    settings = ZooKeeperSettings(address, session_timeout_ms=2000, connection_timeout_ms=700)
+    with pytest.raises(StoreUnavailable, match="not ZooKeeper's"):
+        await ZooKeeperStore.open(settings)
+    server.close()
 
 
-def test_reports_an_unresolvable_host() -> None:
-    async def story() -> None:
-        settings = ZooKeeperSettings("no-such-host.invalid:2181", connection_timeout_ms=700)
-        with pytest.raises(StoreUnavailable, match=r"no address is known for no-such-host\.invalid"):
-            await ZooKeeperStore.open(settings)
-
-    asyncio.run(story())
+async def test_reports_an_unresolvable_host() -> None:
+    settings = ZooKeeperSettings("no-such-host.invalid:2181", connection_timeout_ms=700)
+    with pytest.raises(StoreUnavailable, match=r"no address is known for no-such-host\.invalid"):
+        await ZooKeeperStore.open(settings)
 
 
-def test_reports_a_chroot_that_cannot_be_created(zookeeper: Settings) -> None:
-    async def story() -> None:
-        settings = zookeeper()
-        async with opened(settings) as session:
-            await session.store.transact([Create("/e", ephemeral=True)])
-            with pytest.raises(StoreError, match="/e/below, which does not exist and could not be created"):
-                await ZooKeeperStore.open(settings._replace(chroot=f"{settings.chroot}/e/below"))
-
-    asyncio.run(story())
+async def test_reports_a_chroot_that_cannot_be_created(zookeeper: Settings) -> None:
+    settings = zookeeper()
+    async with opened(settings) as session:
+        await session.store.transact([Create("/e", ephemeral=True)])
+        with pytest.raises(StoreError, match="/e/below, which does not exist and could not be created"):
+            await ZooKeeperStore.open(settings._replace(chroot=f"{settings.chroot}/e/below"))

@@ -31,124 +31,112 @@ from tidemill.coordination.coordination_store import (
 from tidemill.coordination.zookeeper_watches import Seen, after, missed
 
 
-def test_reports_changes_of_a_cut_after_it(zookeeper: Settings) -> None:
-    async def story() -> None:
-        async with behind_proxy(zookeeper()) as (session, proxy), opened(zookeeper()) as other:
-            write = other.store.transact
-            names = ["same", "data", "child", "both", "gone", "new", "again", "never"]
-            await write([Create(f"/{name}") for name in names if name not in ("new", "never")])
-            seen: dict[str, list[EventKind]] = {name: [] for name in names}
-            order: list[object] = []
-            session.store.on_session(order.append)
+async def test_reports_changes_of_a_cut_after_it(zookeeper: Settings) -> None:
+    async with behind_proxy(zookeeper()) as (session, proxy), opened(zookeeper()) as other:
+        write = other.store.transact
+        names = ["same", "data", "child", "both", "gone", "new", "again", "never"]
+        await write([Create(f"/{name}") for name in names if name not in ("new", "never")])
+        seen: dict[str, list[EventKind]] = {name: [] for name in names}
+        order: list[object] = []
+        session.store.on_session(order.append)
 
-            def tell(event: Event) -> None:
-                seen[event.path[1:]].append(event.kind)
-                order.append(event.kind)
+        def tell(event: Event) -> None:
+            seen[event.path[1:]].append(event.kind)
+            order.append(event.kind)
 
-            for name in names:
-                await session.store.watch(f"/{name}", tell)
-            proxy.cut(refuse=True)
-            await session.reach(SUSPENDED)
-            await write([SetData("/data", b"1"), SetData("/data", b"2"), Create("/child/c")])
-            await write([SetData("/both", b"1"), Create("/both/c"), Delete("/gone"), Create("/new")])
-            await write([Delete("/again"), Create("/never")])
-            await write([Create("/again"), Delete("/never")])
-            proxy.cut()
-            await session.reach(CONNECTED)
-            await session.store.exists("/")
-            assert seen == {
-                "same": [],
-                "data": [DATA],
-                "child": [CHILDREN],
-                "both": [DATA, CHILDREN],
-                "gone": [DELETED],
-                "new": [CREATED],
-                "again": [DELETED, CREATED],
-                "never": [],
-            }
-            assert order[:2] == [SUSPENDED, CONNECTED]
-            # From now on each change is reported as before.
-            await write([SetData("/data", b"3"), Delete("/child/c"), Delete("/new"), Create("/gone")])
-            await session.store.exists("/")
-            assert (seen["data"], seen["child"]) == ([DATA, DATA], [CHILDREN, CHILDREN])
-            assert (seen["new"], seen["gone"]) == ([CREATED, DELETED], [DELETED, CREATED])
-
-    asyncio.run(story())
+        for name in names:
+            await session.store.watch(f"/{name}", tell)
+        proxy.cut(refuse=True)
+        await session.reach(SUSPENDED)
+        await write([SetData("/data", b"1"), SetData("/data", b"2"), Create("/child/c")])
+        await write([SetData("/both", b"1"), Create("/both/c"), Delete("/gone"), Create("/new")])
+        await write([Delete("/again"), Create("/never")])
+        await write([Create("/again"), Delete("/never")])
+        proxy.cut()
+        await session.reach(CONNECTED)
+        await session.store.exists("/")
+        assert seen == {
+            "same": [],
+            "data": [DATA],
+            "child": [CHILDREN],
+            "both": [DATA, CHILDREN],
+            "gone": [DELETED],
+            "new": [CREATED],
+            "again": [DELETED, CREATED],
+            "never": [],
+        }
+        assert order[:2] == [SUSPENDED, CONNECTED]
+        # From now on each change is reported as before.
+        await write([SetData("/data", b"3"), Delete("/child/c"), Delete("/new"), Create("/gone")])
+        await session.store.exists("/")
+        assert (seen["data"], seen["child"]) == ([DATA, DATA], [CHILDREN, CHILDREN])
+        assert (seen["new"], seen["gone"]) == ([CREATED, DELETED], [DELETED, CREATED])
 
 
-def test_loses_no_change_while_connections_break(zookeeper: Settings) -> None:
-    async def story() -> None:
-        async with behind_proxy(zookeeper()) as (session, proxy), opened(zookeeper()) as other:
-            store = session.store
-            changed, served = asyncio.Event(), asyncio.Event()
-            store.on_session(lambda state: served.set() if state is CONNECTED else served.clear())
-            served.set()
+async def test_loses_no_change_while_connections_break(zookeeper: Settings) -> None:
+    async with behind_proxy(zookeeper()) as (session, proxy), opened(zookeeper()) as other:
+        store = session.store
+        changed, served = asyncio.Event(), asyncio.Event()
+        store.on_session(lambda state: served.set() if state is CONNECTED else served.clear())
+        served.set()
 
-            async def read() -> int:
-                while True:
-                    await served.wait()
-                    with contextlib.suppress(StoreUnavailable):
-                        node = await store.get("/n")
-                        assert node is not None
-                        return int(node.data)
-                    await asyncio.sleep(0)
+        async def read() -> int:
+            while True:
+                await served.wait()
+                with contextlib.suppress(StoreUnavailable):
+                    node = await store.get("/n")
+                    assert node is not None
+                    return int(node.data)
+                await asyncio.sleep(0)
 
-            await other.store.transact([Create("/n", b"0")])
-            await store.watch("/n", lambda event: changed.set())
-            last_read = 0
-            for value in range(1, 151):
-                if value % 10 == 0:
-                    proxy.cut()
-                await other.store.transact([SetData("/n", b"%d" % value)])
-                # The node is read only after an event; the last value is read nevertheless.
-                async with asyncio.timeout(WAIT_S):
-                    while last_read < value:
-                        await changed.wait()
-                        changed.clear()
-                        last_read = await read()
-            assert last_read == 150
-
-    asyncio.run(story())
+        await other.store.transact([Create("/n", b"0")])
+        await store.watch("/n", lambda event: changed.set())
+        last_read = 0
+        for value in range(1, 151):
+            if value % 10 == 0:
+                proxy.cut()
+            await other.store.transact([SetData("/n", b"%d" % value)])
+            # The node is read only after an event; the last value is read nevertheless.
+            async with asyncio.timeout(WAIT_S):
+                while last_read < value:
+                    await changed.wait()
+                    changed.clear()
+                    last_read = await read()
+        assert last_read == 150
 
 
-def test_reports_each_of_many_fast_changes(zookeeper: Settings) -> None:
-    async def story() -> None:
-        async with opened(zookeeper()) as watching, opened(zookeeper(in_flight_max=100)) as writing:
-            seen: list[Event] = []
-            await writing.store.transact([Create("/n")])
-            await watching.store.watch("/n", seen.append)
-            calls = [writing.store.transact([SetData("/n", b"%d" % n)]) for n in range(300)]
-            calls += [writing.store.transact([Create(f"/n/{n}")]) for n in range(300)]
-            await asyncio.gather(*calls)
-            await watching.store.exists("/n")
-            assert kinds(seen) == [DATA] * 300 + [CHILDREN] * 300
-
-    asyncio.run(story())
+async def test_reports_each_of_many_fast_changes(zookeeper: Settings) -> None:
+    async with opened(zookeeper()) as watching, opened(zookeeper(in_flight_max=100)) as writing:
+        seen: list[Event] = []
+        await writing.store.transact([Create("/n")])
+        await watching.store.watch("/n", seen.append)
+        calls = [writing.store.transact([SetData("/n", b"%d" % n)]) for n in range(300)]
+        calls += [writing.store.transact([Create(f"/n/{n}")]) for n in range(300)]
+        await asyncio.gather(*calls)
+        await watching.store.exists("/n")
+        assert kinds(seen) == [DATA] * 300 + [CHILDREN] * 300
 
 
-def test_watches_of_one_path_are_independent(zookeeper: Settings) -> None:
-    async def story() -> None:
-        async with opened(zookeeper()) as session:
-            store = session.store
-            await store.transact([Create("/n")])
-            first: list[Event] = []
-            second: list[Event] = []
-            one = await store.watch("/n", first.append)
-            # The second watch starts while the first one ends: ZooKeeper's watch of the path must survive.
-            setting = asyncio.ensure_future(store.watch("/n", second.append))
-            await asyncio.sleep(0)
-            one.cancel()
-            two = await setting
-            await store.transact([SetData("/n", b"1")])
-            assert (kinds(first), kinds(second)) == ([], [DATA])
-            two.cancel()
-            await store.transact([SetData("/n", b"2")])
-            third: list[Event] = []
-            await store.watch("/n", third.append)
-            await store.transact([SetData("/n", b"3")])
-            assert (kinds(first), kinds(second), kinds(third)) == ([], [DATA], [DATA])
-
-    asyncio.run(story())
+async def test_watches_of_one_path_are_independent(zookeeper: Settings) -> None:
+    async with opened(zookeeper()) as session:
+        store = session.store
+        await store.transact([Create("/n")])
+        first: list[Event] = []
+        second: list[Event] = []
+        one = await store.watch("/n", first.append)
+        # The second watch starts while the first one ends: ZooKeeper's watch of the path must survive.
+        setting = asyncio.ensure_future(store.watch("/n", second.append))
+        await asyncio.sleep(0)
+        one.cancel()
+        two = await setting
+        await store.transact([SetData("/n", b"1")])
+        assert (kinds(first), kinds(second)) == ([], [DATA])
+        two.cancel()
+        await store.transact([SetData("/n", b"2")])
+        third: list[Event] = []
+        await store.watch("/n", third.append)
+        await store.transact([SetData("/n", b"3")])
+        assert (kinds(first), kinds(second), kinds(third)) == ([], [DATA], [DATA])
 
 
 @pytest.mark.parametrize(

@@ -94,30 +94,30 @@ class Checker:
         """Reads a history."""
         for event in events:
             self.counts[event["op"]] += 1
-            take = getattr(self, f"_take_{event['op']}", None) or getattr(
-                self._excuses, f"take_{event['op']}", None
+            take = getattr(self, f"_record_{event['op']}", None) or getattr(
+                self._excuses, f"record_{event['op']}", None
             )
             if take is not None:
                 take(event)
 
-    def _take_send(self, event: Event) -> None:
+    def _record_send(self, event: Event) -> None:
         self._sent[event["p"]][f"{event['by']} {event['n']}"] = event["at"]
 
-    def _take_ack(self, event: Event) -> None:
+    def _record_ack(self, event: Event) -> None:
         value = f"{event['by']} {event['n']}"
         self._acked.append(Ack(event["p"], event["o"], value, event["acks"], event["at"]))
 
-    def _take_fail(self, event: Event) -> None:
+    def _record_fail(self, event: Event) -> None:
         if event["sure"]:
             self._refused.append((event["p"], f"{event['by']} {event['n']}", event["error"]))
 
-    def _take_poll(self, event: Event) -> None:
+    def _record_poll(self, event: Event) -> None:
         self.counts["records"] += len(event["m"])
         self._polls[event["by"]].append(("poll", event["at"], [(p, o, v) for p, o, v in event["m"]]))
         if event["by"] in self._clients.group:
             self._check_begin(event)
 
-    def _take_place(self, event: Event) -> None:
+    def _record_place(self, event: Event) -> None:
         self._polls[event["by"]].append(("place", event["at"], [(p, -1, "") for p in event["p"]]))
         for place in event["p"]:
             self._floors[event["by"], place] = self._committed.get(place, 0)
@@ -132,21 +132,21 @@ class Checker:
                     f"{event['by']} began partition {place} at {offset}, {floor} was committed",
                 )
 
-    def _take_commit(self, event: Event) -> None:
+    def _record_commit(self, event: Event) -> None:
         place, offset = event["p"], event["o"]
         self._committed[place] = max(self._committed.get(place, 0), offset)
 
-    def _take_reset(self, event: Event) -> None:
+    def _record_reset(self, event: Event) -> None:
         if event["by"] not in self._clients.patient:
             self._note("reset", f"{event['by']}, partition {event['p']} at {event['at']}: {event['error']}")
 
-    def _take_deleting(self, event: Event) -> None:
+    def _record_deleting(self, event: Event) -> None:
         self._deleting[event["p"]] = max(self._deleting[event["p"]], event["o"])
 
-    def _take_deleted(self, event: Event) -> None:
+    def _record_deleted(self, event: Event) -> None:
         self._deleted[event["p"]] = (event["o"], event["at"])
 
-    def _take_final(self, event: Event) -> None:
+    def _record_final(self, event: Event) -> None:
         place, begin = event["p"], event["s"]
         self._final[place] = dict(event["m"])
         self._begins[place] = begin

@@ -39,15 +39,15 @@ class Excuses:
         self._epochs: dict[int, int] = {}
         self._changes: dict[int, list[tuple[float, float]]] = defaultdict(list)
 
-    def take_settled(self, event: Event) -> None:
+    def record_settled(self, event: Event) -> None:
         """Records that all replicas are in sync."""
         self._settled.append(event["at"])
 
-    def take_loss(self, event: Event) -> None:
+    def record_loss(self, event: Event) -> None:
         """Records that brokers lose their unsynced data."""
         self._losses += [(event["at"], broker) for broker in event["brokers"]]
 
-    def take_state(self, event: Event) -> None:
+    def record_state(self, event: Event) -> None:
         """Records the state of a partition; another epoch means that the leader changed meanwhile."""
         place = event["p"]
         if self._epochs.get(place, event["epoch"]) != event["epoch"]:

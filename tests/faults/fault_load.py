@@ -164,10 +164,10 @@ class LibrdkafkaWriter(Writer):
                 "debug": "eos",
                 **self._config,
             },
-            logger=self._told_of_by(),
+            logger=self._client_logger(),
         )
 
-    def _told_of_by(self) -> logging.Logger:
+    def _client_logger(self) -> logging.Logger:
         """Writes the client's messages about sequences and epochs to a file beside the history."""
         logger = logging.Logger(self.name)
         logger.propagate = False

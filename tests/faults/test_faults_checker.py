@@ -33,17 +33,19 @@ def correct_history() -> list[Event]:
         writer, number = value.split()
         events.append(event("send", by=writer, p=0, n=int(number)))
         events.append(event("ack", by=writer, p=0, n=int(number), o=offset, acks=-1))
-    events.append(event("send", by="a", p=0, n=3))
-    events.append(event("fail", by="a", p=0, n=3, error="refused", sure=True))
-    events.append(event("poll", by="reader", m=records[:2]))
-    events.append(event("poll", by="reader", m=records[2:]))
-    events.append(event("place", by="m1", p=[0]))
-    events.append(event("poll", by="m1", m=records[:4]))
-    events.append(event("commit", by="m1", p=0, o=3))
-    events.append(event("place", by="m2", p=[0]))
-    events.append(event("poll", by="m2", m=records[3:]))
-    events.append(event("final", p=0, s=0, m=[[offset, value] for _, offset, value in records]))
-    return events
+    return [
+        *events,
+        event("send", by="a", p=0, n=3),
+        event("fail", by="a", p=0, n=3, error="refused", sure=True),
+        event("poll", by="reader", m=records[:2]),
+        event("poll", by="reader", m=records[2:]),
+        event("place", by="m1", p=[0]),
+        event("poll", by="m1", m=records[:4]),
+        event("commit", by="m1", p=0, o=3),
+        event("place", by="m2", p=[0]),
+        event("poll", by="m2", m=records[3:]),
+        event("final", p=0, s=0, m=[[offset, value] for _, offset, value in records]),
+    ]
 
 
 def kinds(events: list[Event], clients: Clients = CLIENTS, *loose: int) -> set[str]:
@@ -234,7 +236,7 @@ def test_a_message_with_acks_1_is_committed_with_a_later_one_of_all_replicas() -
     assert "lost" not in kinds(events)
 
 
-def test_a_leader_may_learn_late_of_its_successor() -> None:
+def test_a_leader_may_receive_the_state_of_its_successor_late() -> None:
     events = with_acks_1(correct_history())
     led(events, 5, -100.0)
     led(events, 6, 10.0)

@@ -92,7 +92,9 @@ def test_a_broker_with_an_expired_session_registers_again_and_loses_no_record(
             assert "the session with the coordination store has expired" in cluster.brokers[number].log
 
 
-def test_a_stop_at_the_end_of_a_session_hands_over_soon(cluster: Stage, tmp_path: Path) -> None:
+def test_a_broker_stopped_as_its_session_ends_moves_its_leaderships_soon(
+    cluster: Stage, tmp_path: Path
+) -> None:
     with load(cluster, tmp_path, "stopped"):
         number = cluster.controller()
         assert cluster.expire_session(number)
@@ -143,10 +145,12 @@ class ProducerWithoutRetries:
     def write(self) -> None:
         """Sends one message to each partition."""
         for partition in range(PARTITIONS):
-            self.producer.produce(self.topic, b"tried once 0", partition=partition, on_delivery=self._told)
+            self.producer.produce(
+                self.topic, b"tried once 0", partition=partition, on_delivery=self._on_delivery
+            )
         self.producer.poll(0.05)
 
-    def _told(self, error: KafkaError | None, message: Any) -> None:
+    def _on_delivery(self, error: KafkaError | None, message: Any) -> None:
         if error is None:
             self.acknowledged += 1
         else:
@@ -375,12 +379,12 @@ class Numbers:
                 self._topic,
                 self._value.encode() % number,
                 partition=0,
-                on_delivery=lambda error, message, number=number: self._told(error, number),
+                on_delivery=lambda error, message, number=number: self._on_delivery(error, number),
             )
             self._producer.poll(0)
         self._producer.flush(PATIENCE_S)
 
-    def _told(self, error: KafkaError | None, number: int) -> None:
+    def _on_delivery(self, error: KafkaError | None, number: int) -> None:
         if error is None:
             self.acknowledged.append(number)
 

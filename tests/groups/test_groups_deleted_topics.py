@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from coordinator_fixture import CoordinatorFixture, MemoryLog, turns
-from test_groups_group_coordinator import with_coordinator
 
 from tidemill.groups.coordinator_effects import CommitRequest, OffsetToCommit
 from tidemill.model.errors import ErrorCode
@@ -27,7 +26,6 @@ async def topics_of(fixture: CoordinatorFixture) -> set[str]:
     return set((await fixture.service.fetch("g"))[1])
 
 
-@with_coordinator
 async def test_an_offset_of_a_recreated_topic_survives_a_late_deletion_of_the_earlier_topic() -> None:
     """The broker becomes the coordinator after the deletions, of which it was not notified."""
     log = MemoryLog()
@@ -41,7 +39,6 @@ async def test_an_offset_of_a_recreated_topic_survives_a_late_deletion_of_the_ea
         assert await topics_of(fixture) == {"made-anew"}
 
 
-@with_coordinator
 async def test_removes_offsets_of_a_topic_deleted_during_the_load() -> None:
     log = MemoryLog()
     async with CoordinatorFixture(log) as before:
@@ -59,7 +56,6 @@ async def test_removes_offsets_of_a_topic_deleted_during_the_load() -> None:
         assert await topics_of(after) == {"made-anew", "kept"}
 
 
-@with_coordinator
 async def test_a_pending_commit_to_a_recreated_topic_survives_the_deletion_of_the_earlier_topic() -> None:
     """The broker serves the new topic while it still applies the change."""
     log = MemoryLog()

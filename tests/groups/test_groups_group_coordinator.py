@@ -20,18 +20,6 @@ from tidemill.records.builder import BatchBuilder, build_end_marker
 Story = Callable[[], Coroutine[Any, Any, None]]
 
 
-def with_coordinator(story: Story) -> Callable[[], None]:
-    """Runs a test in a new event loop."""
-
-    def play() -> None:
-        asyncio.run(story())
-
-    play.__name__ = story.__name__
-    play.__doc__ = story.__doc__
-    return play
-
-
-@with_coordinator
 async def test_the_next_coordinator_loads_members_and_offsets() -> None:
     log = MemoryLog()
     async with CoordinatorFixture(log) as fixture:
@@ -56,7 +44,6 @@ async def test_the_next_coordinator_loads_members_and_offsets() -> None:
         assert fixture.service.heartbeat("g", member, 1, None) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-@with_coordinator
 async def test_responds_only_after_the_commit() -> None:
     async with CoordinatorFixture() as fixture:
         fixture.log.gate.clear()
@@ -72,7 +59,6 @@ async def test_responds_only_after_the_commit() -> None:
         assert (await stable)[1]["t"][0].offset == 5
 
 
-@with_coordinator
 async def test_a_stable_fetch_does_not_wait_for_later_commits() -> None:
     async with CoordinatorFixture() as fixture:
         await fixture.service.commit(commit())
@@ -81,7 +67,6 @@ async def test_a_stable_fetch_does_not_wait_for_later_commits() -> None:
         ].offset == 5
 
 
-@with_coordinator
 async def test_requests_of_one_turn_share_a_batch() -> None:
     async with CoordinatorFixture() as fixture:
         results = await asyncio.gather(*(fixture.service.commit(commit(topic=f"t{n}")) for n in range(50)))
@@ -90,7 +75,6 @@ async def test_requests_of_one_turn_share_a_batch() -> None:
         assert len(fixture.log.records(fixture.partition())) == 50
 
 
-@with_coordinator
 async def test_splits_a_large_commit_into_batches() -> None:
     async with CoordinatorFixture() as fixture:
         offsets = tuple(
@@ -104,7 +88,6 @@ async def test_splits_a_large_commit_into_batches() -> None:
         assert len((await fixture.service.fetch("g"))[1]["t"]) == 300
 
 
-@with_coordinator
 async def test_a_commit_fails_when_one_of_its_batches_fails() -> None:
     async with CoordinatorFixture() as fixture:
         offsets = tuple(
@@ -130,24 +113,19 @@ async def test_a_commit_fails_when_one_of_its_batches_fails() -> None:
         (ErrorCode.INVALID_RECORD, ErrorCode.INVALID_RECORD),
     ],
 )
-def test_maps_append_errors_to_coordinator_errors(error: ErrorCode, told: ErrorCode) -> None:
-    async def story() -> None:
-        async with CoordinatorFixture() as fixture:
-            fixture.log.errors.append(KafkaError("refused", error))
-            assert (await fixture.service.commit(commit())).errors == (told,)
-            assert (await fixture.service.commit(commit())).errors == (ErrorCode.NONE,)
-
-    asyncio.run(story())
+async def test_maps_append_errors_to_coordinator_errors(error: ErrorCode, told: ErrorCode) -> None:
+    async with CoordinatorFixture() as fixture:
+        fixture.log.errors.append(KafkaError("refused", error))
+        assert (await fixture.service.commit(commit())).errors == (told,)
+        assert (await fixture.service.commit(commit())).errors == (ErrorCode.NONE,)
 
 
-@with_coordinator
 async def test_an_unexpected_append_error_is_unknown_server_error() -> None:
     async with CoordinatorFixture() as fixture:
         fixture.log.errors.append(RuntimeError("bug"))
         assert (await fixture.service.commit(commit())).errors == (ErrorCode.UNKNOWN_SERVER_ERROR,)
 
 
-@with_coordinator
 async def test_an_unencodable_commit_does_not_fail_the_other_commits_of_its_turn() -> None:
     async with CoordinatorFixture() as fixture:
         offsets = (
@@ -168,7 +146,6 @@ async def test_an_unencodable_commit_does_not_fail_the_other_commits_of_its_turn
         assert set(held) == {"a", "b"}
 
 
-@with_coordinator
 async def test_a_commit_that_timed_out_may_still_be_written() -> None:
     async with CoordinatorFixture() as fixture:
         fixture.log.gate.clear()
@@ -182,7 +159,6 @@ async def test_a_commit_that_timed_out_may_still_be_written() -> None:
         assert (await fixture.service.fetch("g"))[1]["t"][0].offset == 5
 
 
-@with_coordinator
 async def test_members_rejoin_when_the_assignment_cannot_be_written() -> None:
     async with CoordinatorFixture() as fixture:
         joining = asyncio.ensure_future(fixture.service.join(join()))
@@ -201,7 +177,6 @@ async def test_members_rejoin_when_the_assignment_cannot_be_written() -> None:
 # Leadership.
 
 
-@with_coordinator
 async def test_requests_for_groups_of_other_coordinators_fail_with_not_coordinator() -> None:
     async with CoordinatorFixture(lead=False) as fixture:
         service = fixture.service
@@ -214,7 +189,6 @@ async def test_requests_for_groups_of_other_coordinators_fail_with_not_coordinat
         assert service.list_groups() == (ErrorCode.NONE, [])
 
 
-@with_coordinator
 async def test_requests_fail_with_load_in_progress_during_the_load() -> None:
     async with CoordinatorFixture(lead=False) as fixture:
         service = fixture.service
@@ -230,7 +204,6 @@ async def test_requests_fail_with_load_in_progress_during_the_load() -> None:
         assert await service.fetch("g") == (ErrorCode.NONE, {})
 
 
-@with_coordinator
 async def test_retries_a_failed_load() -> None:
     async with CoordinatorFixture(lead=False) as fixture:
         fixture.log.read_errors = [OSError("disk")]
@@ -241,7 +214,6 @@ async def test_retries_a_failed_load() -> None:
         assert (await fixture.service.fetch("g"))[0] is ErrorCode.NONE
 
 
-@with_coordinator
 async def test_a_stopping_broker_delays_offset_fetch_for_a_moved_group() -> None:
     async with CoordinatorFixture() as fixture:
         await fixture.service.commit(commit())
@@ -256,7 +228,6 @@ async def test_a_stopping_broker_delays_offset_fetch_for_a_moved_group() -> None
         assert await asyncio.wait_for(asking, 5) == (ErrorCode.NOT_COORDINATOR, {}), "to a closed connection"
 
 
-@with_coordinator
 async def test_a_broker_that_stops_slowly_responds_to_offset_fetch() -> None:
     async with CoordinatorFixture() as fixture:
         fixture.service.begin_stop()
@@ -268,7 +239,6 @@ async def test_a_broker_that_stops_slowly_responds_to_offset_fetch() -> None:
         assert await asyncio.wait_for(asking, 5) == (ErrorCode.NOT_COORDINATOR, {})
 
 
-@with_coordinator
 async def test_waiting_requests_fail_when_the_partition_moves() -> None:
     async with CoordinatorFixture(initial_rebalance_delay_ms=3_000) as fixture:
         partition = fixture.partition()
@@ -290,7 +260,6 @@ async def test_waiting_requests_fail_when_the_partition_moves() -> None:
         await fixture.time.advance(10_000)
 
 
-@with_coordinator
 async def test_an_unflushed_commit_fails_when_the_partition_moves() -> None:
     async with CoordinatorFixture() as fixture:
         committing = asyncio.ensure_future(fixture.service.commit(commit()))
@@ -301,7 +270,6 @@ async def test_an_unflushed_commit_fails_when_the_partition_moves() -> None:
         assert fixture.log.batches == {}
 
 
-@with_coordinator
 async def test_ignores_a_resignation_of_an_older_epoch() -> None:
     async with CoordinatorFixture() as fixture:
         partition = fixture.partition()
@@ -313,7 +281,6 @@ async def test_ignores_a_resignation_of_an_older_epoch() -> None:
         assert (await fixture.service.fetch("g"))[0] is ErrorCode.NOT_COORDINATOR
 
 
-@with_coordinator
 async def test_timers_of_an_earlier_leadership_do_not_fire() -> None:
     async with CoordinatorFixture() as fixture:
         member = await fixture.stable()
@@ -344,8 +311,7 @@ async def offsets_after(*batches: bytes, **config: int) -> dict[str, int]:
         return {topic: of_topic[0].offset for topic, of_topic in offsets.items()}
 
 
-@with_coordinator
-async def test_the_last_record_of_a_key_wins() -> None:
+async def test_the_last_record_of_a_key_is_kept() -> None:
     batches = [
         build_batch([offset_record("t", 5), offset_record("u", 1)]),
         build_batch([offset_record("t", 7), offset_record("u", None)], base_offset=2),
@@ -354,13 +320,11 @@ async def test_the_last_record_of_a_key_wins() -> None:
     assert await offsets_after(b"".join(batches)) == {"t": 7}
 
 
-@with_coordinator
 async def test_compressed_batches_are_read() -> None:
     for codec in range(1, 5):
         assert await offsets_after(build_batch([offset_record("t", 5)], codec=codec)) == {"t": 5}
 
 
-@with_coordinator
 async def test_a_batch_above_the_unpack_limit_of_the_broker_is_skipped() -> None:
     small, large = [offset_record("t", 5)], [offset_record(f"topic-{n}", n) for n in range(100)]
     for codec in range(1, 5):
@@ -369,7 +333,6 @@ async def test_a_batch_above_the_unpack_limit_of_the_broker_is_skipped() -> None
         assert len(await offsets_after(*batches, unpacked_bytes_max=100_000)) == 101
 
 
-@with_coordinator
 async def test_skips_only_unreadable_records() -> None:
     strange = (0, b"\x00\x09other", b"\x00\x00", None)
     broken = (0, offset_record("t", 5)[1], b"\x00\x63", None)
@@ -383,7 +346,6 @@ async def test_skips_only_unreadable_records() -> None:
     assert await offsets_after(*batches) == {"t": 5, "u": 6}
 
 
-@with_coordinator
 async def test_transactional_offsets_take_effect_at_the_commit_marker() -> None:
     def of_producer(producer_id: int, topic: str) -> bytes:
         return build_batch(
@@ -404,8 +366,7 @@ async def test_transactional_offsets_take_effect_at_the_commit_marker() -> None:
     assert await offsets_after(*batches) == {"committed": 5}
 
 
-@with_coordinator
-async def test_a_later_record_wins_over_a_transaction_that_ends_after_it() -> None:
+async def test_a_later_record_overrides_a_transaction_that_ends_after_it() -> None:
     def committed(at: int, value: int, producer_id: int = -1) -> bytes:
         options: dict[str, int] = {}
         if producer_id >= 0:
@@ -423,7 +384,6 @@ async def test_a_later_record_wins_over_a_transaction_that_ends_after_it() -> No
     assert await offsets_after(committed(0, 9), committed(1, 5, 1), ended(1)) == {"t": 5}
 
 
-@with_coordinator
 async def test_loading_yields_to_other_tasks() -> None:
     log = MemoryLog()
     builder = BatchBuilder()
@@ -443,7 +403,6 @@ async def test_loading_yields_to_other_tasks() -> None:
 # Finding.
 
 
-@with_coordinator
 async def test_concurrent_requests_create_the_topic_once() -> None:
     async with CoordinatorFixture() as fixture:
         fixture.topic.leads = None
@@ -453,7 +412,6 @@ async def test_concurrent_requests_create_the_topic_once() -> None:
         assert fixture.topic.ensured == 1
 
 
-@with_coordinator
 async def test_find_coordinator_fails_when_the_topic_cannot_be_created() -> None:
     async with CoordinatorFixture() as fixture:
         fixture.topic.leads = None
@@ -468,7 +426,6 @@ async def test_find_coordinator_fails_when_the_topic_cannot_be_created() -> None
 # Everything else.
 
 
-@with_coordinator
 async def test_writes_tombstones_for_expired_offsets() -> None:
     async with CoordinatorFixture() as fixture:
         fixture.service.start()
@@ -483,26 +440,22 @@ async def test_writes_tombstones_for_expired_offsets() -> None:
         ]
 
 
-def test_logs_and_retries_a_failed_expiry(caplog: pytest.LogCaptureFixture) -> None:
-    async def story() -> None:
-        async with CoordinatorFixture() as fixture:
-            fixture.service.start()
-            await fixture.service.commit(commit())
-            shard = fixture.service._shards[fixture.partition()]
-            plain = shard._state_machine.expire
-            shard._state_machine.expire = lambda *_: 1 // 0  # type: ignore[method-assign]
-            await fixture.time.advance(70_000)
-            shard._state_machine.expire = plain  # type: ignore[method-assign]
-            assert (await fixture.service.fetch("g"))[1] != {}
-            await fixture.time.advance(10_001)
-            assert await fixture.service.fetch("g") == (ErrorCode.NONE, {})
-
-    asyncio.run(story())
+async def test_logs_and_retries_a_failed_expiry(caplog: pytest.LogCaptureFixture) -> None:
+    async with CoordinatorFixture() as fixture:
+        fixture.service.start()
+        await fixture.service.commit(commit())
+        shard = fixture.service._shards[fixture.partition()]
+        plain = shard._state_machine.expire
+        shard._state_machine.expire = lambda *_: 1 // 0  # type: ignore[method-assign]
+        await fixture.time.advance(70_000)
+        shard._state_machine.expire = plain  # type: ignore[method-assign]
+        assert (await fixture.service.fetch("g"))[1] != {}
+        await fixture.time.advance(10_001)
+        assert await fixture.service.fetch("g") == (ErrorCode.NONE, {})
     assert "expired offsets were not removed" in caplog.text
     assert "ZeroDivisionError" in caplog.text
 
 
-@with_coordinator
 async def test_deletes_groups_of_several_partitions() -> None:
     async with CoordinatorFixture() as fixture:
         await asyncio.gather(*(fixture.service.commit(commit(f"g{n}")) for n in range(10)))
@@ -522,20 +475,15 @@ async def test_deletes_groups_of_several_partitions() -> None:
         assert left.members[0][1] is ErrorCode.NONE
 
 
-def test_the_reason_of_a_leaving_member_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    @with_coordinator
-    async def leave() -> None:
+async def test_the_reason_of_a_leaving_member_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="tidemill.groups"):
         async with CoordinatorFixture() as fixture:
             member = await fixture.stable("g")
             leaving = LeavingMember(member_id=member, reason="the consumer is closed")
             await fixture.service.leave("g", (leaving,))
-
-    with caplog.at_level("INFO", logger="tidemill.groups"):
-        leave()
     assert "(the consumer is closed) leave" in caplog.text
 
 
-@with_coordinator
 async def test_removes_the_offsets_of_deleted_topics() -> None:
     async with CoordinatorFixture() as fixture:
         await asyncio.gather(*(fixture.service.commit(commit(f"g{n}", topic=f"t{n % 2}")) for n in range(10)))
@@ -546,7 +494,6 @@ async def test_removes_the_offsets_of_deleted_topics() -> None:
         ]
 
 
-@with_coordinator
 async def test_rejects_invalid_group_ids_and_session_timeouts() -> None:
     async with CoordinatorFixture() as fixture:
         service = fixture.service
@@ -560,7 +507,6 @@ async def test_rejects_invalid_group_ids_and_session_timeouts() -> None:
         assert (await service.commit(commit(""))).errors == (ErrorCode.NONE,)
 
 
-@with_coordinator
 async def test_a_cancelled_join_raises_no_error_and_its_member_expires() -> None:
     async with CoordinatorFixture(initial_rebalance_delay_ms=1_000) as fixture:
         joining = asyncio.ensure_future(fixture.service.join(join()))
@@ -576,7 +522,6 @@ async def test_a_cancelled_join_raises_no_error_and_its_member_expires() -> None
         assert view.state == "Empty"
 
 
-@with_coordinator
 async def test_limits_the_number_of_unused_member_ids() -> None:
     async with CoordinatorFixture() as fixture:
         service = fixture.service
@@ -597,7 +542,6 @@ async def test_limits_the_number_of_unused_member_ids() -> None:
         assert (await joining).error is ErrorCode.NONE
 
 
-@with_coordinator
 async def test_idle_groups_share_one_timer_of_the_event_loop() -> None:
     async with CoordinatorFixture() as fixture:
         members = [await fixture.stable(f"g{n}", session_timeout_ms=60_000) for n in range(1_000)]
@@ -611,7 +555,6 @@ async def test_idle_groups_share_one_timer_of_the_event_loop() -> None:
         assert sum(len(each) for each in fixture.log.batches.values()) == batches
 
 
-@with_coordinator
 async def test_batches_have_the_wall_clock_time() -> None:
     async with CoordinatorFixture() as fixture:
         await fixture.service.commit(commit())

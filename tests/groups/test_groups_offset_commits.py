@@ -369,19 +369,16 @@ def test_offsets_of_subscribed_topics_do_not_expire() -> None:
     assert committed(bench) == {"t": {0: 5}}
 
 
-def test_an_unreadable_subscription_counts_as_all_topics() -> None:
+@pytest.mark.parametrize(
+    "join",
+    [
+        pytest.param("join A protocols=range:? session=1000000", id="an unreadable subscription"),
+        pytest.param("join A type=connect session=10000000", id="another protocol"),
+    ],
+)
+def test_no_offset_of_a_group_with_unknown_topics_expires(join: str) -> None:
     bench = Bench(initial_rebalance_delay_ms=0, offsets_retention_ms=RETENTION_MS)
-    for line in ["join A protocols=range:? session=1000000", "wait 1", "sync A id=m1 gen=1"]:
-        bench.play(line)
-    bench.play("commit A t-0=5 id=m1 gen=1")
-    bench.play(f"wait {RETENTION_MS}")
-    bench.play("expire")
-    assert committed(bench) == {"t": {0: 5}}
-
-
-def test_nothing_expires_during_a_rebalance_or_under_another_protocol() -> None:
-    bench = Bench(initial_rebalance_delay_ms=0, offsets_retention_ms=RETENTION_MS)
-    for line in ["join A type=connect session=10000000", "wait 1", "sync A id=m1 gen=1"]:
+    for line in [join, "wait 1", "sync A id=m1 gen=1"]:
         bench.play(line)
     bench.play("commit A t-0=5 id=m1 gen=1")
     bench.play(f"wait {RETENTION_MS}")

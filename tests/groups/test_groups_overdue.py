@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from coordinator_fixture import CoordinatorFixture, MemoryLog, commit, join, turns
-from test_groups_group_coordinator import with_coordinator
 
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
@@ -21,7 +20,6 @@ async def commit_overdue(fixture: CoordinatorFixture, offset: int = 5) -> None:
     assert (await committing).errors == (ErrorCode.COORDINATOR_NOT_AVAILABLE,)
 
 
-@with_coordinator
 async def test_a_late_commit_does_not_restore_offsets_of_a_deleted_group() -> None:
     async with CoordinatorFixture() as fixture:
         await fixture.service.commit(commit(topic="u"))
@@ -33,7 +31,6 @@ async def test_a_late_commit_does_not_restore_offsets_of_a_deleted_group() -> No
         assert await fixture.service.fetch("g") == (ErrorCode.NONE, {})
 
 
-@with_coordinator
 async def test_a_late_commit_does_not_restore_offsets_of_a_deleted_topic() -> None:
     async with CoordinatorFixture() as fixture:
         await commit_overdue(fixture)
@@ -55,7 +52,6 @@ class LateFailures(MemoryLog):
             raise KafkaError("another broker leads", ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
 
-@with_coordinator
 async def test_a_late_commit_that_fails_leaves_no_group() -> None:
     async with CoordinatorFixture(LateFailures()) as fixture:
         await commit_overdue(fixture)
@@ -65,7 +61,6 @@ async def test_a_late_commit_that_fails_leaves_no_group() -> None:
         assert fixture.service.group_count() == 0
 
 
-@with_coordinator
 async def test_a_late_deletion_does_not_remove_members_that_joined_since() -> None:
     async with CoordinatorFixture() as fixture:
         await fixture.service.commit(commit())
@@ -81,7 +76,6 @@ async def test_a_late_deletion_does_not_remove_members_that_joined_since() -> No
         assert fixture.service.heartbeat("g", member, 1, None) is ErrorCode.NONE
 
 
-@with_coordinator
 async def test_a_group_accepts_commits_after_its_late_deletion_failed() -> None:
     log = LateFailures()
     async with CoordinatorFixture(log) as fixture:
@@ -99,7 +93,7 @@ async def test_a_group_accepts_commits_after_its_late_deletion_failed() -> None:
         assert (await fixture.service.fetch("g"))[1]["t"][0].offset == 6
 
 
-async def come_back_overdue(fixture: CoordinatorFixture) -> str:
+async def rejoin_with_a_late_write(fixture: CoordinatorFixture) -> str:
     """Lets a static member return with a write that times out. Returns its old id."""
     member = await fixture.stable(instance_id="i", session_timeout_ms=60_000)
     fixture.log.gate.clear()
@@ -116,11 +110,10 @@ def member_ids(fixture: CoordinatorFixture) -> list[str]:
     return [member.member_id for member in described.members]
 
 
-@with_coordinator
 async def test_the_next_coordinator_has_the_new_id_of_a_static_member_after_a_late_write() -> None:
     log = MemoryLog()
     async with CoordinatorFixture(log) as fixture:
-        await come_back_overdue(fixture)
+        await rejoin_with_a_late_write(fixture)
         log.gate.set()
         await turns()
         known = member_ids(fixture)
@@ -128,22 +121,20 @@ async def test_the_next_coordinator_has_the_new_id_of_a_static_member_after_a_la
         assert member_ids(fixture) == known
 
 
-@with_coordinator
 async def test_a_static_member_keeps_its_old_id_when_its_late_write_fails() -> None:
     log = LateFailures()
     log.fails = False
     async with CoordinatorFixture(log) as fixture:
-        member = await come_back_overdue(fixture)
+        member = await rejoin_with_a_late_write(fixture)
         log.fails = True
         log.gate.set()
         await turns()
         assert member_ids(fixture) == [member]
 
 
-@with_coordinator
 async def test_a_static_member_rejoins_after_a_late_write() -> None:
     async with CoordinatorFixture() as fixture:
-        await come_back_overdue(fixture)
+        await rejoin_with_a_late_write(fixture)
         joining = asyncio.ensure_future(
             fixture.service.join(join(instance_id="i", session_timeout_ms=60_000))
         )

@@ -24,13 +24,17 @@ def test_fields_are_keywords_and_have_defaults() -> None:
     assert Nothing() == Nothing()
 
 
-def test_rejects_wrong_fields() -> None:
+@pytest.mark.parametrize(
+    ("positional", "keywords"),
+    [
+        pytest.param((), {}, id="a missing field"),
+        pytest.param((), {"x": 1, "z": 2}, id="an unknown field"),
+        pytest.param((1,), {}, id="a positional argument"),
+    ],
+)
+def test_rejects_wrong_fields(positional: tuple[int, ...], keywords: dict[str, int]) -> None:
     with pytest.raises(TypeError):
-        Point()  # type: ignore[call-arg]
-    with pytest.raises(TypeError):
-        Point(x=1, z=2)  # type: ignore[call-arg]
-    with pytest.raises(TypeError):
-        Point(1)  # type: ignore[call-arg]
+        Point(*positional, **keywords)
 
 
 def test_a_value_has_no_other_attribute() -> None:

@@ -137,10 +137,10 @@ def test_a_commit_succeeds_while_a_consumer_creates_or_deletes_the_nodes(
         assert await kept.fetch("g", [T0]) == [StoredOffset(offset=6)]
         assert raced == ["made", "deleted"]
 
-        async def in_vain(operations: Sequence[Operation]) -> list[Result]:
+        async def fail(operations: Sequence[Operation]) -> list[Result]:
             raise NodeExists(path)
 
-        store.transact = in_vain  # type: ignore[method-assign]
+        store.transact = fail  # type: ignore[method-assign]
         assert await kept.commit("g", [PartitionOffset(partition=T0, offset=7)]) == [
             ErrorCode.UNKNOWN_SERVER_ERROR
         ]

@@ -251,7 +251,7 @@ def test_no_unfinished_work_is_marked() -> None:
     assert lines_like(UNFINISHED, lambda name: not name.startswith("tests/house/")) == []
 
 
-def test_no_path_of_one_machine() -> None:
+def test_no_file_contains_the_path_of_a_machine() -> None:
     assert lines_like(MACHINE_PATH, lambda name: not name.startswith("tests/house/")) == []
 
 

@@ -159,7 +159,7 @@ def test_source_that_does_not_compile_is_an_error(setup: Setup, tree: Path) -> N
     assert not (tree / "dist").exists()
 
 
-def test_plain_wheel_on_request(setup: Setup, tree: Path) -> None:
+def test_a_plain_wheel_is_built_on_request(setup: Setup, tree: Path) -> None:
     """Also beside a compiled build, of which nothing comes into the wheel."""
     (tree / "src/tidemill/_built.json").write_text("{}")
     done = setup("bdist_wheel", TIDEMILL_BUILD="plain")
@@ -171,7 +171,7 @@ def test_plain_wheel_on_request(setup: Setup, tree: Path) -> None:
     assert [name for name in names if name.endswith((".so", "_built.json"))] == []
 
 
-def test_build_beside_the_sources_and_back_to_plain(setup: Setup, tree: Path) -> None:
+def test_an_inplace_build_is_reverted_by_a_plain_build(setup: Setup, tree: Path) -> None:
     """Builds one module as ``make build`` does."""
     (tree / "compiled_modules.txt").write_text(COMPILED[0])
     built = tree / "src/tidemill/_built.json"

@@ -81,56 +81,61 @@ def odd(now_ms: int) -> Iterator[Sent]:
         one = entry(magic, b"k", b"v", timestamp=now_ms)
         set_ = messages(magic, now_ms)
         good = wrapper(magic, GZIP, set_, offset=3, timestamp=now_ms + 9)
-        name = f"v{magic} "
-        yield Sent(name + "wrong checksum", 2, entry(magic, b"k", b"v", timestamp=now_ms, crc=1))
-        yield Sent(name + "second checksum wrong", 2, one + entry(magic, b"k", b"v", offset=1, crc=1))
-        yield Sent(name + "wrong checksum inside", 2, wrapper(magic, GZIP, entry(magic, b"k", b"v", crc=1)))
-        yield Sent(name + "two wrappers", 2, good + good)
-        yield Sent(name + "message and wrapper", 2, one + good)
-        yield Sent(name + "wrapper and message", 2, good + one)
-        yield Sent(name + "wrapper in a wrapper", 2, wrapper(magic, GZIP, wrapper(magic, GZIP, set_)))
-        yield Sent(name + "other format inside", 2, wrapper(magic, GZIP, messages(1 - magic, now_ms)))
-        yield Sent(name + "other format beside", 2, one + entry(1 - magic, b"k", b"v", timestamp=now_ms))
-        yield Sent(name + "batch beside", 2, one + batch(NONE, now_ms))
-        yield Sent(name + "empty wrapper", 2, wrapper(magic, GZIP, b""))
-        yield Sent(name + "wrapper without value", 2, entry(magic, None, None, attributes=GZIP))
-        yield Sent(name + "wrapper of noise", 2, entry(magic, None, b"noise" * 9, attributes=GZIP))
-        yield Sent(name + "wrapper of no codec", 2, entry(magic, None, b"noise" * 9, attributes=5))
-        yield Sent(name + "wrapper of zstd", 2, wrapper(magic, ZSTD, set_, offset=3))
-        yield Sent(name + "cut", 2, one[:-1])
-        yield Sent(name + "one and one cut", 2, one + one[:-1])
-        yield Sent(name + "in 3", 3, one)
-        yield Sent(name + "too small", 2, struct.pack(">qi", 0, 3) + b"abc")
-        yield Sent(name + "offset inside too large", 2, wrapper(magic, GZIP, set_, offset=1))
-        yield Sent(name + "offset inside larger than -1", 2, wrapper(magic, GZIP, set_, offset=-1))
-    yield Sent("v1 append time said", 2, entry(1, b"k", b"v", timestamp=now_ms, attributes=APPEND_TIME))
-    yield Sent(
-        "v1 append time of a wrapper",
-        2,
-        wrapper(1, GZIP, messages(1, now_ms), offset=3, timestamp=now_ms, attributes=APPEND_TIME),
-    )
-    yield Sent("v1 time below -1", 2, entry(1, b"k", b"v", timestamp=-5))
-    yield Sent("v1 no time", 2, entry(1, b"k", b"v"))
-    yield Sent("v1 far future", 2, entry(1, b"k", b"v", timestamp=now_ms + 90_000_000))
-    yield Sent(
-        "v1 far future inside", 2, wrapper(1, GZIP, entry(1, b"k", b"v", timestamp=now_ms + 90_000_000))
-    )
-    yield Sent("magic 3", 2, entry(3, b"k", b"v"))
-    yield Sent("nothing", 2, b"")
-    yield Sent("nothing in 3", 3, b"")
-    yield Sent("v2 two batches in 3", 3, batch(NONE, now_ms) * 2)
-    yield Sent("v2 two batches in 2", 2, batch(NONE, now_ms) * 2)
-    yield Sent("v2 zstd in 3", 3, batch(ZSTD, now_ms))
-    yield Sent(
-        "v2 idempotent",
-        8,
-        build_batch([(now_ms, b"k", b"v", [])], producer_id=7, producer_epoch=0, base_sequence=0),
-    )
-    yield Sent("v2 cut", 3, batch(NONE, now_ms)[:-1])
-    yield Sent("v2 wrong checksum", 3, batch(NONE, now_ms)[:-1] + b"\x02")
-    yield Sent(
-        "v2 far future", 8, build_batch([(now_ms, b"k", b"v", []), (now_ms + 90_000_000, b"k", b"v", [])])
-    )
+        cases = [
+            ("wrong checksum", 2, entry(magic, b"k", b"v", timestamp=now_ms, crc=1)),
+            ("second checksum wrong", 2, one + entry(magic, b"k", b"v", offset=1, crc=1)),
+            ("wrong checksum inside", 2, wrapper(magic, GZIP, entry(magic, b"k", b"v", crc=1))),
+            ("two wrappers", 2, good + good),
+            ("message and wrapper", 2, one + good),
+            ("wrapper and message", 2, good + one),
+            ("wrapper in a wrapper", 2, wrapper(magic, GZIP, wrapper(magic, GZIP, set_))),
+            ("other format inside", 2, wrapper(magic, GZIP, messages(1 - magic, now_ms))),
+            ("other format beside", 2, one + entry(1 - magic, b"k", b"v", timestamp=now_ms)),
+            ("batch beside", 2, one + batch(NONE, now_ms)),
+            ("empty wrapper", 2, wrapper(magic, GZIP, b"")),
+            ("wrapper without value", 2, entry(magic, None, None, attributes=GZIP)),
+            ("wrapper of noise", 2, entry(magic, None, b"noise" * 9, attributes=GZIP)),
+            ("wrapper of no codec", 2, entry(magic, None, b"noise" * 9, attributes=5)),
+            ("wrapper of zstd", 2, wrapper(magic, ZSTD, set_, offset=3)),
+            ("cut", 2, one[:-1]),
+            ("one and one cut", 2, one + one[:-1]),
+            ("in 3", 3, one),
+            ("too small", 2, struct.pack(">qi", 0, 3) + b"abc"),
+            ("offset inside too large", 2, wrapper(magic, GZIP, set_, offset=1)),
+            ("offset inside larger than -1", 2, wrapper(magic, GZIP, set_, offset=-1)),
+        ]
+        for name, version, records in cases:
+            yield Sent(f"v{magic} {name}", version, records)
+    yield from [
+        Sent("v1 append time said", 2, entry(1, b"k", b"v", timestamp=now_ms, attributes=APPEND_TIME)),
+        Sent(
+            "v1 append time of a wrapper",
+            2,
+            wrapper(1, GZIP, messages(1, now_ms), offset=3, timestamp=now_ms, attributes=APPEND_TIME),
+        ),
+        Sent("v1 time below -1", 2, entry(1, b"k", b"v", timestamp=-5)),
+        Sent("v1 no time", 2, entry(1, b"k", b"v")),
+        Sent("v1 far future", 2, entry(1, b"k", b"v", timestamp=now_ms + 90_000_000)),
+        Sent(
+            "v1 far future inside", 2, wrapper(1, GZIP, entry(1, b"k", b"v", timestamp=now_ms + 90_000_000))
+        ),
+        Sent("magic 3", 2, entry(3, b"k", b"v")),
+        Sent("nothing", 2, b""),
+        Sent("nothing in 3", 3, b""),
+        Sent("v2 two batches in 3", 3, batch(NONE, now_ms) * 2),
+        Sent("v2 two batches in 2", 2, batch(NONE, now_ms) * 2),
+        Sent("v2 zstd in 3", 3, batch(ZSTD, now_ms)),
+        Sent(
+            "v2 idempotent",
+            8,
+            build_batch([(now_ms, b"k", b"v", [])], producer_id=7, producer_epoch=0, base_sequence=0),
+        ),
+        Sent("v2 cut", 3, batch(NONE, now_ms)[:-1]),
+        Sent("v2 wrong checksum", 3, batch(NONE, now_ms)[:-1] + b"\x02"),
+        Sent(
+            "v2 far future", 8, build_batch([(now_ms, b"k", b"v", []), (now_ms + 90_000_000, b"k", b"v", [])])
+        ),
+    ]
 
 
 def keyless(now_ms: int) -> Iterator[Sent]:

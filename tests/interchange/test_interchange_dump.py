@@ -111,7 +111,7 @@ def test_bytes_of_kafka_are_read() -> None:
     assert encode_metadata(BeginTransactionRecord(name="Bootstrap records"), 0) == begin
 
 
-def test_tagged_fields_go_by_their_tag() -> None:
+def test_tagged_fields_are_read_by_their_tag() -> None:
     change = PartitionChangeRecord(partition_id=1, topic_id=bytes(range(16)), isr=[1], leader=1)
     assert decode_metadata(encode_metadata(change, 2)) == (change, 2)
     partition = PartitionRecord(partition_id=1, replicas=[1, 2], isr=[2], leader=2, last_known_elr=[1])
@@ -135,7 +135,7 @@ def test_invalid_records_are_reported(value: bytes, text: str) -> None:
     assert "skipping" in str(decoders.metadata({"offset": 3, "key": None, "value": value}))
 
 
-def test_decoders_by_class(tmp_path: Path) -> None:
+def test_decoders_are_named_by_their_class(tmp_path: Path) -> None:
     path = log_of(tmp_path, (b"\0\0\0\x07", b"\xff" * 8), (None, None))
     shown = dump(
         path,

@@ -114,7 +114,9 @@ async def node_of(data: Path, path: str) -> bytes:
     return node.data
 
 
-def test_the_lines_of_server_properties(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_export_prints_the_lines_of_server_properties(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data, script = imported(tmp_path), tmp_path / "nodes.txt"
     assert run(["log", "export", str(data), "--in-place", "--script", str(script)]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -295,7 +297,9 @@ def test_two_outputs_need_two_files(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f"--script and --nodes both name {file}: name two files" in said
 
 
-def test_impossible_targets_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_targets_that_overlap_the_data_directory_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data, nodes = imported(tmp_path), tmp_path / "nodes.json"
     before = contents(data)
     link = tmp_path / "link"
@@ -326,7 +330,9 @@ def test_a_repeated_directory_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     assert f"{data} is given twice, as {link} and as {data}" in capsys.readouterr().err
 
 
-def test_directories_that_cannot_be_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_directories_without_a_store_or_in_use_are_not_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data, nodes = copied("kraft", tmp_path), tmp_path / "nodes.json"
     assert f"{data} has no coordination.db" in failed(capsys, 1, data, "--in-place", "--nodes", nodes)
     called(data)

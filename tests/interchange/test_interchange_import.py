@@ -135,7 +135,9 @@ def test_the_directories_are_unchanged(kind: str, tmp_path: Path) -> None:
     assert after == before
 
 
-def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_import_prints_its_result_and_the_next_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = copied("kraft", tmp_path)
     assert run(["log", "import", str(data)]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -199,7 +201,7 @@ def test_missing_metadata_is_requested(tmp_path: Path, capsys: pytest.CaptureFix
     ("address", "text"),
     [("127.0.0.1:1/kafka", "ZooKeeper at 127.0.0.1:1 does not answer"), ("zk:port", "zk:port is not an")],
 )
-def test_an_unreachable_zookeeper(
+def test_an_unreachable_zookeeper_is_reported_by_the_import(
     address: str,
     text: str,
     tmp_path: Path,
@@ -330,7 +332,7 @@ def test_offsets_in_zookeeper_are_imported(tmp_path: Path) -> None:
     assert stored(data) == KEPT
 
 
-def test_offsets_of_groups_go_from_zookeeper_to_zookeeper(
+def test_offsets_of_groups_are_imported_from_and_exported_to_zookeeper(
     zookeeper: Callable[..., ZooKeeperSettings], tmp_path: Path
 ) -> None:
     """With running consumers, and with groups without offsets."""
@@ -376,7 +378,7 @@ def test_a_partition_behind_a_broken_link_is_named(way: list[str], tmp_path: Pat
     ) in told["problems"]
 
 
-def test_metadata_in_another_directory(tmp_path: Path) -> None:
+def test_metadata_is_read_from_another_directory(tmp_path: Path) -> None:
     data = copied("kraft", tmp_path)
     elsewhere = tmp_path / "metadata"
     elsewhere.mkdir()

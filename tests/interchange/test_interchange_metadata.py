@@ -181,7 +181,7 @@ def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_names_of_snapshots() -> None:
+def test_snapshot_names_have_their_offset() -> None:
     assert snapshot_offset("00000000000000000104-0000000001.checkpoint") == 104
     for name in (
         "bootstrap.checkpoint",

@@ -233,7 +233,9 @@ def produce_all(
 
 
 @pytest.mark.parametrize(("version", "codec", "kind"), CASES)
-def test_both_store_and_serve_the_same(pair: Pair, version: str, codec: str, kind: str) -> None:
+def test_kafka_and_tidemill_store_and_serve_the_same_bytes(
+    pair: Pair, version: str, codec: str, kind: str
+) -> None:
     topic = f"plain-{version}-{codec}-{kind}"
     pair.make(topic, version, codec, kind)
     now_ms = int(time.time() * 1000)
@@ -242,7 +244,9 @@ def test_both_store_and_serve_the_same(pair: Pair, version: str, codec: str, kin
 
 
 @pytest.mark.parametrize(("version", "codec", "kind"), CASES)
-def test_both_respond_equally_to_unusual_requests(pair: Pair, version: str, codec: str, kind: str) -> None:
+def test_kafka_and_tidemill_respond_equally_to_unusual_requests(
+    pair: Pair, version: str, codec: str, kind: str
+) -> None:
     topic = f"odd-{version}-{codec}-{kind}"
     pair.make(topic, version, codec, kind)
     now_ms = int(time.time() * 1000)
@@ -250,7 +254,7 @@ def test_both_respond_equally_to_unusual_requests(pair: Pair, version: str, code
 
 
 @pytest.mark.parametrize("version", FORMATS)
-def test_both_name_the_records_without_a_key(pair: Pair, version: str) -> None:
+def test_kafka_and_tidemill_list_the_records_without_a_key(pair: Pair, version: str) -> None:
     topic = f"keyless-{version}"
     pair.make(topic, version, "producer", "CreateTime", "compact")
     now_ms = int(time.time() * 1000)

@@ -198,7 +198,7 @@ class History(RuleBasedStateMachine):
         self.log = self.open(recovery_point, start)
 
     @invariant()
-    def reads_as_the_model(self) -> None:
+    def reads_equal_the_model(self) -> None:
         if hasattr(self, "log"):
             assert self.visible(rows(self.log)) == self.visible(self.model.rows)
 

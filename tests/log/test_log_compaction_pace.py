@@ -55,7 +55,7 @@ def test_without_a_limit_there_is_no_delay(wire: Wire) -> None:
     assert wire.now_s == 100
 
 
-def test_unused_time_gives_no_credit(wire: Wire) -> None:
+def test_unused_time_does_not_raise_the_rate(wire: Wire) -> None:
     pace = Pace(wire, RATE)
     work(pace, CHECK_BYTES)
     wire.now_s += 1000

@@ -147,7 +147,7 @@ def check_cut(name: str, data: bytes, alone: bool, count: int) -> None:
     assert again.end_offset == log.end_offset
 
 
-def is_noticed(name: str, data: bytes) -> bool:
+def is_detected(name: str, data: bytes) -> bool:
     """Returns whether a check of the directory reports damage; it changes nothing."""
     check = Check(damaged(name, data, False), AT)
     check_partition(check)
@@ -180,7 +180,7 @@ def test_a_segment_of_any_size_serves_its_complete_batches(name: str) -> None:
                 True,
                 sum(piece.data == zeroed[piece.position : piece.end] for piece in whole(name).pieces),
             )
-            assert is_noticed(name, zeroed)
+            assert is_detected(name, zeroed)
 
 
 def flips(data: bytes, position: int, count: int) -> Iterator[bytes]:
@@ -197,7 +197,7 @@ def flips(data: bytes, position: int, count: int) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("values", AMOUNTS)
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_wrong_byte_loses_nothing_before_it_and_is_never_served(name: str, values: int) -> None:
+def test_a_wrong_byte_is_never_served_and_all_batches_before_it_are(name: str, values: int) -> None:
     data = whole(name).files[FIRST]
     pieces = whole(name).pieces
     for position in range(len(data)):
@@ -205,7 +205,7 @@ def test_a_wrong_byte_loses_nothing_before_it_and_is_never_served(name: str, val
         within = position - pieces[at].position
         for changed in flips(data, position, values):
             case = f"{name}, batch {at}, byte {within}: {changed[position]} not {data[position]}"
-            assert is_noticed(name, changed), case
+            assert is_detected(name, changed), case
             for alone in (True, False):
                 after = pieces if alone else whole(name).all
                 log, warnings = opened(damaged(name, changed, alone))
@@ -214,7 +214,7 @@ def test_a_wrong_byte_loses_nothing_before_it_and_is_never_served(name: str, val
                 assert found[:at] == [piece.data for piece in pieces[:at]], case
                 # Bytes covered by a checksum are unchanged.
                 assert [one[17:] for one in found] == [piece.data[17:] for piece in after][: len(found)], case
-                if is_beyond_telling(name, at, within, alone):
+                if is_undetectable(name, at, within, alone):
                     continue
                 assert warnings, case
                 assert log.leader_epochs.epochs in ([3], []), case
@@ -226,7 +226,7 @@ def is_epoch(name: str, within: int) -> bool:
     return name.startswith("v2") and 12 <= within < 16
 
 
-def is_beyond_telling(name: str, at: int, within: int, alone: bool) -> bool:
+def is_undetectable(name: str, at: int, within: int, alone: bool) -> bool:
     """Returns whether the byte belongs to the damage that a start cannot detect, see the page on segments."""
     is_last = alone and at == len(whole(name).pieces) - 1
     lowest_bytes_of_offset = 4 <= within < 8

@@ -301,13 +301,13 @@ class FormatsMachine(RuleBasedStateMachine):
         assert self.log.offset_for_timestamp(time_ms) == (fitting[0] if fitting else None)
 
     @invariant()
-    def reads_as_the_model(self) -> None:
+    def reads_equal_the_model(self) -> None:
         if hasattr(self, "log"):
             assert (self.log.start_offset, self.log.end_offset) == (0, len(self.stored))
             assert read_all(self.whole(), 0) == self.seen(self.model.rows)
 
     @invariant()
-    def headers_say_what_is_inside(self) -> None:
+    def headers_match_their_records(self) -> None:
         if not hasattr(self, "log"):
             return
         for one in iter_stored(self.whole()):

@@ -99,7 +99,7 @@ def test_a_directory_of_another_cluster_or_broker_is_rejected(tmp_path: Path) ->
         opened(tmp_path, node=2)
 
 
-def test_new_partitions_go_to_the_directory_with_the_fewest_partitions(tmp_path: Path) -> None:
+def test_new_partitions_are_placed_in_the_directory_with_the_fewest_partitions(tmp_path: Path) -> None:
     manager = opened(tmp_path / "a", tmp_path / "b")
     for partition in range(6):
         manager.create(TopicPartition("t", partition), TOPIC_ID, LogConfig(), NOW)

@@ -36,7 +36,7 @@ def test_the_error_of_an_invalid_version_names_the_valid_versions(version: str) 
         check_topic_settings({"message.format.version": version})
 
 
-def test_the_format_of_the_broker_applies_to_topics_without_one() -> None:
+def test_the_format_of_the_broker_applies_to_topics_without_a_format() -> None:
     config = BrokerConfig.of(
         {"log.message.format.version": "0.9.0.1", "log.message.downconversion.enable": "false"}
     )

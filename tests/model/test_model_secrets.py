@@ -18,7 +18,7 @@ SECRETS = {
 }
 
 
-def test_the_secret_client_keys() -> None:
+def test_the_secret_client_keys_are_marked() -> None:
     assert {name for name in KEYS if is_secret(name)} == SECRETS
     assert {name for name, key in KEYS.items() if key.sensitive} == SECRETS
 
@@ -37,7 +37,7 @@ def test_similar_names_are_not_secret(name: str) -> None:
     assert shown(name, "value") == "'value'"
 
 
-def test_settings_hide_their_secrets_and_keep_them() -> None:
+def test_settings_do_not_show_their_secrets_and_pickle_them() -> None:
     settings = Settings.of({"sasl.password": "p4ssword", "client.id": "me"})
     expected = "{'sasl.password': '(hidden)', 'client.id': 'me'}"
     assert (repr(settings), str(settings), f"{settings}") == (expected, expected, expected)

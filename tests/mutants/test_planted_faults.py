@@ -88,7 +88,7 @@ def hits_of(old: str, new: str, *numbers: int) -> int:
         ),
     ],
 )
-def test_a_probe_counts(old: str, new: str, hits: int) -> None:
+def test_a_probe_counts_the_runs_of_its_fault(old: str, new: str, hits: int) -> None:
     assert hits_of(old, new, 0, 1, 2) == hits
 
 

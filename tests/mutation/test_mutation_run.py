@@ -122,7 +122,7 @@ def test_the_tests_of_a_mutant_find_it_or_not(
         pytest.param([(4, "usage"), (3, "")], id="internal error without the fault"),
     ],
 )
-def test_tests_that_do_not_run_give_no_verdict(answers: Answers, given: list[tuple[int, str]]) -> None:
+def test_tests_that_do_not_run_have_no_verdict(answers: Answers, given: list[tuple[int, str]]) -> None:
     with pytest.raises(NoVerdict):
         answers.worker(*given).tried(MUTANT)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -57,18 +58,18 @@ async def linked(server: asyncio.Server) -> Link:
     return await Link.open(2, "127.0.0.1", port, "test", PATIENCE_S)
 
 
-def with_peer(respond: Respond, test: Callable[[Link], Awaitable[None]]) -> None:
-    async def run() -> None:
-        server = await peer(respond)
-        link = await linked(server)
-        try:
-            await asyncio.wait_for(test(link), PATIENCE_S)
-        finally:
-            link.close("the test is over")
-            await asyncio.sleep(0)
-            server.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def link_to(respond: Respond) -> AsyncIterator[Link]:
+    """A link to a peer that calls ``respond`` with each frame."""
+    server = await peer(respond)
+    link = await linked(server)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            yield link
+    finally:
+        link.close("the test is over")
+        await asyncio.sleep(0)
+        server.close()
 
 
 async def request_metadata(link: Link, timeout_s: float = PATIENCE_S) -> MetadataResponse:
@@ -80,49 +81,41 @@ async def silent(frame: bytes, writer: asyncio.StreamWriter) -> None:
     """Never responds."""
 
 
-def test_a_real_broker_responds_to_many_requests_at_once(tidemill_session_broker: Broker) -> None:
-    async def run() -> None:
-        host, port = tidemill_session_broker.bootstrap.rsplit(":", 1)
-        link = await Link.open(1, host, int(port), "test", PATIENCE_S)
-        version = link.version_of(ApiKey.METADATA, 9, 13)
-        requests = [
-            link.request(ApiKey.METADATA, version, MetadataRequest(topics=[]), MetadataResponse, PATIENCE_S)
-            for _ in range(50)
-        ]
-        for response in await asyncio.gather(*requests):
-            assert len(response.brokers) == 1
-        with pytest.raises(LinkError, match="this broker supports 99 to 100"):
-            link.version_of(ApiKey.METADATA, 99, 100)
-        link.close("done")
-        with pytest.raises(LinkError, match="done"):
-            await link.request(
-                ApiKey.METADATA, version, MetadataRequest(topics=[]), MetadataResponse, PATIENCE_S
-            )
-        await asyncio.sleep(0)
-
-    asyncio.run(run())
+async def test_a_real_broker_responds_to_many_requests_at_once(tidemill_session_broker: Broker) -> None:
+    host, port = tidemill_session_broker.bootstrap.rsplit(":", 1)
+    link = await Link.open(1, host, int(port), "test", PATIENCE_S)
+    version = link.version_of(ApiKey.METADATA, 9, 13)
+    requests = [
+        link.request(ApiKey.METADATA, version, MetadataRequest(topics=[]), MetadataResponse, PATIENCE_S)
+        for _ in range(50)
+    ]
+    for response in await asyncio.gather(*requests):
+        assert len(response.brokers) == 1
+    with pytest.raises(LinkError, match="this broker supports 99 to 100"):
+        link.version_of(ApiKey.METADATA, 99, 100)
+    link.close("done")
+    with pytest.raises(LinkError, match="done"):
+        await link.request(ApiKey.METADATA, version, MetadataRequest(topics=[]), MetadataResponse, PATIENCE_S)
+    await asyncio.sleep(0)
 
 
-def test_a_refused_connection_is_distinguished_from_a_timeout() -> None:
-    async def run() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-            # The system queues its connections, and it never responds.
-            with pytest.raises(LinkTimeout, match=r"broker 7 at 127\.0\.0\.1"):
-                await Link.open(7, "127.0.0.1", port, "test", 0.2)
-        with pytest.raises(LinkRefused, match="refuses connections"):
-            await Link.open(7, "127.0.0.1", port, "test", PATIENCE_S)
-        with pytest.raises(LinkError, match="cannot be reached"):
-            await Link.open(7, "no.such.host.invalid", 1, "test", PATIENCE_S)
-
-    asyncio.run(run())
+async def test_a_refused_connection_is_distinguished_from_a_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+        # The system queues its connections, and it never responds.
+        with pytest.raises(LinkTimeout, match=r"broker 7 at 127\.0\.0\.1"):
+            await Link.open(7, "127.0.0.1", port, "test", 0.2)
+    with pytest.raises(LinkRefused, match="refuses connections"):
+        await Link.open(7, "127.0.0.1", port, "test", PATIENCE_S)
+    with pytest.raises(LinkError, match="cannot be reached"):
+        await Link.open(7, "no.such.host.invalid", 1, "test", PATIENCE_S)
 
 
-def test_a_peer_that_closes_fails_all_pending_requests() -> None:
+async def test_a_peer_that_closes_fails_all_pending_requests() -> None:
     async def close(frame: bytes, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
-    async def test(link: Link) -> None:
+    async with link_to(close) as link:
         reasons: list[str] = []
         link.on_close = reasons.append
         requests = [request_metadata(link) for _ in range(3)]
@@ -130,8 +123,6 @@ def test_a_peer_that_closes_fails_all_pending_requests() -> None:
             assert isinstance(result, LinkError)
         assert len(reasons) == 1
         assert link.close_reason == reasons[0]
-
-    with_peer(close, test)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
@@ -142,11 +133,13 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 @pytest.mark.parametrize("ends", [asyncio.StreamWriter.close, _reset])
-def test_the_error_names_a_close_or_reset_by_the_peer(ends: Callable[[asyncio.StreamWriter], None]) -> None:
+async def test_the_error_names_a_close_or_reset_by_the_peer(
+    ends: Callable[[asyncio.StreamWriter], None],
+) -> None:
     async def close(frame: bytes, writer: asyncio.StreamWriter) -> None:
         ends(writer)
 
-    async def test(link: Link) -> None:
+    async with link_to(close) as link:
         told: list[str] = []
         link.on_broken = lambda: told.append("broken")
         link.on_close = lambda reason: told.append("closed")
@@ -154,11 +147,9 @@ def test_the_error_names_a_close_or_reset_by_the_peer(ends: Callable[[asyncio.St
             await request_metadata(link)
         assert told == ["broken", "closed"]
 
-    with_peer(close, test)
 
-
-def test_a_timeout_is_not_reported_as_a_broken_link() -> None:
-    async def test(link: Link) -> None:
+async def test_a_timeout_is_not_reported_as_a_broken_link() -> None:
+    async with link_to(silent) as link:
         told: list[str] = []
         link.on_broken = lambda: told.append("broken")
         with pytest.raises(LinkTimeout):
@@ -166,20 +157,15 @@ def test_a_timeout_is_not_reported_as_a_broken_link() -> None:
         assert link.is_closed
         assert told == []
 
-    with_peer(silent, test)
 
+async def test_a_peer_that_closes_a_new_connection_is_not_a_timeout() -> None:
+    async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
 
-def test_a_peer_that_closes_a_new_connection_is_not_a_timeout() -> None:
-    async def run() -> None:
-        async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.close()
-
-        server = await asyncio.start_server(end, "127.0.0.1", 0)
-        with pytest.raises(LinkBroken):
-            await linked(server)
-        server.close()
-
-    asyncio.run(run())
+    server = await asyncio.start_server(end, "127.0.0.1", 0)
+    with pytest.raises(LinkBroken):
+        await linked(server)
+    server.close()
 
 
 @pytest.mark.parametrize(
@@ -192,50 +178,44 @@ def test_a_peer_that_closes_a_new_connection_is_not_a_timeout() -> None:
         (struct.pack(">i", 300) + b"\x00" * 300, "MetadataResponse v12"),
     ],
 )
-def test_invalid_bytes_close_the_link_with_a_reason(data: bytes, text: str) -> None:
+async def test_invalid_bytes_close_the_link_with_a_reason(data: bytes, text: str) -> None:
     async def garbage(frame: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(data)
 
-    async def test(link: Link) -> None:
+    async with link_to(garbage) as link:
         with pytest.raises(LinkError, match=text):
             await request_metadata(link)
         assert link.is_closed
 
-    with_peer(garbage, test)
 
-
-def test_an_unexpected_response_closes_the_link() -> None:
+async def test_an_unexpected_response_closes_the_link() -> None:
     async def twice(frame: bytes, writer: asyncio.StreamWriter) -> None:
         correlation_id = parse_request_header(frame).correlation_id
         writer.write(versions(correlation_id) * 2)
 
-    async def test(link: Link) -> None:
+    async with link_to(twice) as link:
         ended = asyncio.get_running_loop().create_future()
         link.on_close = ended.set_result
         with pytest.raises(LinkError):
             await request_metadata(link)
         assert await ended
 
-    with_peer(twice, test)
-
 
 @pytest.mark.parametrize("size", [200 * 1024 * 1024, FRAME_BYTES_MAX])
-def test_a_large_announced_size_allocates_no_memory(size: int) -> None:
+async def test_a_large_announced_size_allocates_no_memory(size: int) -> None:
     """A broker that accepts requests over 100 MiB sends batches of that size to followers."""
 
     async def promise(frame: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(struct.pack(">i", size) + b"\x00" * 10)
         await asyncio.sleep(PATIENCE_S)
 
-    async def test(link: Link) -> None:
+    async with link_to(promise) as link:
         with pytest.raises(LinkTimeout):
             await request_metadata(link, 0.2)
         assert link.close_reason == "no response to API 3 within 0.2 s"
 
-    with_peer(promise, test)
 
-
-def test_unread_requests_are_buffered_and_sent_later() -> None:
+async def test_unread_requests_are_buffered_and_sent_later() -> None:
     go_on = asyncio.Event()
     seen: list[int] = []
 
@@ -245,7 +225,7 @@ def test_unread_requests_are_buffered_and_sent_later() -> None:
         if len(seen) == 40:
             writer.close()
 
-    async def test(link: Link) -> None:
+    async with link_to(slow) as link:
         topics = [MetadataRequestTopic(name="t" * 240) for _ in range(2000)]
         requests = [
             asyncio.ensure_future(
@@ -261,8 +241,6 @@ def test_unread_requests_are_buffered_and_sent_later() -> None:
         assert all(isinstance(result, LinkError) for result in results)
         assert len(seen) == 40
         assert len(set(seen)) == 1
-
-    with_peer(slow, test)
 
 
 class Responses:
@@ -282,7 +260,7 @@ class Responses:
         self.done.set()
 
 
-def test_undecoded_and_decoded_responses_share_a_link() -> None:
+async def test_undecoded_and_decoded_responses_share_a_link() -> None:
     size = 300_000
     body = bytes(range(256)) * (size // 256)
 
@@ -298,7 +276,7 @@ def test_undecoded_and_decoded_responses_share_a_link() -> None:
             writer.write(data[at : at + 70_000])
             await writer.drain()
 
-    async def test(link: Link) -> None:
+    async with link_to(respond) as link:
         responses = Responses()
         for _ in range(3):
             link.send(ApiKey.METADATA, 9, b"body", responses, PATIENCE_S)
@@ -308,29 +286,23 @@ def test_undecoded_and_decoded_responses_share_a_link() -> None:
         link.send(ApiKey.METADATA, 9, b"body", responses, PATIENCE_S)
         assert responses.closed == "enough"
 
-    with_peer(respond, test)
 
-
-def test_a_sent_request_that_times_out_closes_the_link() -> None:
-    async def test(link: Link) -> None:
+async def test_a_sent_request_that_times_out_closes_the_link() -> None:
+    async with link_to(silent) as link:
         responses = Responses()
         link.send(ApiKey.METADATA, 9, b"", responses, 0.02)
         await responses.done.wait()
         assert responses.closed == link.close_reason == "no response to API 3 within 0.02 s"
 
-    with_peer(silent, test)
 
-
-def test_a_link_closed_with_an_empty_reason_sends_no_request() -> None:
-    async def test(link: Link) -> None:
+async def test_a_link_closed_with_an_empty_reason_sends_no_request() -> None:
+    async with link_to(silent) as link:
         link.close("")
         with pytest.raises(LinkError):
             await request_metadata(link)
         responses = Responses()
         link.send(ApiKey.METADATA, 9, b"", responses, PATIENCE_S)
         assert responses.done.is_set()
-
-    with_peer(silent, test)
 
 
 async def _metadata(frame: bytes, writer: asyncio.StreamWriter) -> None:
@@ -339,14 +311,12 @@ async def _metadata(frame: bytes, writer: asyncio.StreamWriter) -> None:
     writer.write(encode_response(ApiKey.METADATA, header.api_version, header.correlation_id, empty))
 
 
-def test_an_encoding_error_does_not_affect_other_requests() -> None:
-    async def test(link: Link) -> None:
+async def test_an_encoding_error_does_not_affect_other_requests() -> None:
+    async with link_to(_metadata) as link:
         with pytest.raises(AttributeError):
             await link.request(ApiKey.METADATA, 12, object(), MetadataResponse, PATIENCE_S)
         response = await request_metadata(link)
         assert response.brokers == []
-
-    with_peer(_metadata, test)
 
 
 def _large(cut: int = 0) -> Respond:
@@ -374,8 +344,8 @@ NAMES = [f"t{number}" for number in range(5000)]
 MANY = MetadataRequest(topics=[MetadataRequestTopic(name=name) for name in NAMES])
 
 
-def test_large_requests_and_responses_do_not_block_the_event_loop() -> None:
-    async def test(link: Link) -> None:
+async def test_large_requests_and_responses_do_not_block_the_event_loop() -> None:
+    async with link_to(_large()) as link:
         requesting = asyncio.ensure_future(
             link.request(ApiKey.METADATA, 12, MANY, MetadataResponse, PATIENCE_S)
         )
@@ -389,20 +359,19 @@ def test_large_requests_and_responses_do_not_block_the_event_loop() -> None:
         assert few.topics == []
         assert [one.name for one in (await requesting).topics] == NAMES
 
-    with_peer(_large(), test)
 
-
-def test_a_truncated_large_response_closes_the_link_with_a_reason() -> None:
-    async def test(link: Link) -> None:
+async def test_a_truncated_large_response_closes_the_link_with_a_reason() -> None:
+    async with link_to(_large(cut=7)) as link:
         with pytest.raises(LinkError, match="MetadataResponse"):
             await link.request(ApiKey.METADATA, 12, MANY, MetadataResponse, PATIENCE_S)
         assert "MetadataResponse" in (link.close_reason or "")
 
-    with_peer(_large(cut=7), test)
 
+async def test_an_internal_error_in_a_response_fails_all_pending_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with link_to(_metadata) as link:
 
-def test_an_internal_error_in_a_response_fails_all_pending_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(link: Link) -> None:
         def fault(*arguments: object) -> None:
             raise KeyError("odd")
 
@@ -412,10 +381,8 @@ def test_an_internal_error_in_a_response_fails_all_pending_requests(monkeypatch:
         assert [type(one) for one in told] == [LinkError, LinkError]
         assert all("KeyError('odd')" in str(one) for one in told)
 
-    with_peer(_metadata, test)
 
-
-def test_a_connection_to_itself_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_to_itself_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
 
@@ -427,25 +394,20 @@ def test_a_connection_to_itself_is_rejected(monkeypatch: pytest.MonkeyPatch) -> 
             self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self.bind(("127.0.0.1", port))
 
-    async def run() -> None:
-        monkeypatch.setattr("tidemill.net.link.socket.socket", Bound)
-        with pytest.raises(LinkRefused):
-            await Link.open(2, "127.0.0.1", port, "test", PATIENCE_S)
-        monkeypatch.undo()
-
-    asyncio.run(run())
+    monkeypatch.setattr("tidemill.net.link.socket.socket", Bound)
+    with pytest.raises(LinkRefused):
+        await Link.open(2, "127.0.0.1", port, "test", PATIENCE_S)
+    monkeypatch.undo()
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no such option")
-def test_a_link_gives_up_on_a_host_that_acknowledges_no_bytes() -> None:
+async def test_a_link_gives_up_on_a_host_that_acknowledges_no_bytes() -> None:
     """TCP retransmits at growing intervals.
 
     After ten seconds without network the next packet may take as long.
     """
 
-    async def test(link: Link) -> None:
+    async with link_to(silent) as link:
         assert link._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert link._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 5000
         assert link._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 2
-
-    with_peer(silent, test)

@@ -67,6 +67,12 @@ class Cluster:
         made[name].result(20)
         return name
 
+    def filled(self, count: int) -> str:
+        """Creates a topic with ``count`` messages in its only partition."""
+        topic = self.topic()
+        self.produce(topic, count)
+        return topic
+
     def produce(self, topic: str, count: int, partition: int = 0, *, start: int = 0, **more: Any) -> None:
         """Sends ``count`` messages: value ``b"0"``, ``b"1"`` ... from ``start``; waits for all
         acknowledgements.

@@ -251,15 +251,17 @@ def test_numbers_of_csv_stay_numbers_and_names_that_look_like_numbers_stay_texts
         "NA,NaN,9,+49303,3,true,2013-01-03,NA,b",
     )
     rows = [json.loads(row.value) for row in as_messages(read_publication(spark, path)).collect()]
-    assert [row["whole"] for row in rows] == [1, 2, None]
-    assert [row["mixed"] for row in rows] == [2.5, 3.0, None]
-    assert [row["id"] for row in rows] == ["007", "08", "9"]
-    assert [row["phone"] for row in rows] == ["+49301", "+49302", "+49303"]
-    assert [row["long"] for row in rows] == [12345678901234567890, 2, 3]
-    assert [row["truth"] for row in rows] == [True, False, True]
-    assert [row["date"] for row in rows] == ["2013-01-01", "2013-01-02", "2013-01-03"]
-    assert [row["none"] for row in rows] == [None, None, None]
-    assert [row["text"] for row in rows] == ["a", "5", "b"]
+    assert {name: [row[name] for row in rows] for name in rows[0]} == {
+        "whole": [1, 2, None],
+        "mixed": [2.5, 3.0, None],
+        "id": ["007", "08", "9"],
+        "phone": ["+49301", "+49302", "+49303"],
+        "long": [12345678901234567890, 2, 3],
+        "truth": [True, False, True],
+        "date": ["2013-01-01", "2013-01-02", "2013-01-03"],
+        "none": [None, None, None],
+        "text": ["a", "5", "b"],
+    }
     declared = read_publication(spark, path, schema="whole string, text string, mixed double")
     assert dict(declared.dtypes)["whole"] == "string"
 
@@ -333,8 +335,7 @@ def test_the_commands_print_results_and_errors(
             return (lambda: None) if name == "stop" else getattr(lab.spark, name)
 
     monkeypatch.setattr(session, "local_session", lambda *_, **__: Kept())
-    topic = lab.cluster.topic()
-    lab.cluster.produce(topic, 4)
+    topic = lab.cluster.filled(4)
     common = ["-b", lab.cluster.bootstrap, "--json"]
     load = ["load", *common, "-o", str(lab.output), "--group", f"{topic}-g"]
     done = CliRunner().invoke(command, [*load, "-t", topic])

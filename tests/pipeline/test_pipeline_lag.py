@@ -36,13 +36,19 @@ def test_a_partition_added_after_the_batch_has_no_lag() -> None:
     assert lag_behind({one: 5}, {one: 3}) == {one: 0}
 
 
-def test_a_listener_without_brokers_cannot_commit() -> None:
-    with pytest.raises(ConfigError, match="needs the brokers to commit to a group"):
-        LagListener(group="g")
-    with pytest.raises(ConfigError, match=r"kafka\.bootstrap\.servers is missing"):
-        LagListener({"subscribe": "t"}, group="g")
-    with pytest.raises(ConfigError, match="group is empty"):
-        LagListener({"kafka.bootstrap.servers": "h:1"}, group=" ")
+@pytest.mark.parametrize(
+    ("options", "group", "text"),
+    [
+        (None, "g", "needs the brokers to commit to a group"),
+        ({"subscribe": "t"}, "g", r"kafka\.bootstrap\.servers is missing"),
+        ({"kafka.bootstrap.servers": "h:1"}, " ", "group is empty"),
+    ],
+)
+def test_a_listener_without_brokers_or_group_cannot_commit(
+    options: dict[str, str] | None, group: str, text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        LagListener(options, group=group)
 
 
 def test_before_4_2_a_listener_needs_brokers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,9 @@ def failed_output(*arguments: str, code: int = 2) -> str:
         ([], "no broker can be reached (localhost:1: "),
     ],
 )
-def test_impossible_loads(tmp_path: Path, more: list[str], words: str) -> None:
+def test_invalid_options_of_load_are_refused_before_it_starts(
+    tmp_path: Path, more: list[str], words: str
+) -> None:
     file = tmp_path / "file"
     file.write_text("x")
     given = [text.replace("{file}", str(file)).replace("{folder}", str(tmp_path)) for text in more]
@@ -218,7 +220,9 @@ def test_files_that_readers_ignore_may_be_in_the_output(tmp_path: Path) -> None:
         ([], "no broker can be reached (localhost:1: "),
     ],
 )
-def test_impossible_publications(tmp_path: Path, more: list[str], words: str) -> None:
+def test_invalid_options_of_publish_are_refused_before_it_starts(
+    tmp_path: Path, more: list[str], words: str
+) -> None:
     (tmp_path / "rows.csv").write_text("a\n1\n")
     told = failed_output(
         "publish", "-b", "localhost:1", "-t", "t", str(tmp_path / "*.csv"), *more, code=blamed(words)
@@ -286,7 +290,7 @@ def test_the_file_of_client_keys_names_the_cluster(tmp_path: Path, monkeypatch: 
     )
 
 
-def test_missing_topics(tmp_path: Path) -> None:
+def test_missing_topics_are_reported_before_a_job_starts(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("a\n1\n")
     with Broker({"auto.create.topics.enable": "true"}) as broker:
         with Admin(broker.bootstrap) as admin:
@@ -328,7 +332,7 @@ def test_other_time_zones_are_refused(zone: str) -> None:
         check_time_zone(zone)
 
 
-def test_intervals_of_a_trigger() -> None:
+def test_intervals_of_a_trigger_are_validated() -> None:
     for text in ("available-now", "10 seconds", "1 minute 30 seconds", "interval 1 HOUR", "1.5 seconds"):
         check_trigger(text)
     for text in ("availableNow", "10s", "10", "1 month", "-1 seconds", "10 ms", "", "seconds"):

@@ -34,8 +34,7 @@ def id_of(cluster: Any, topic: str) -> bytes | None:
 
 
 def test_a_reader_with_outdated_metadata_reads_the_recreated_topic(cluster: Any, reader: RangeReader) -> None:
-    topic = cluster.topic()
-    cluster.produce(topic, 2)
+    topic = cluster.filled(2)
     before = id_of(cluster, topic)
     assert read(reader, topic, 0, 2, before) == [b"0", b"1"]
     cluster.delete(topic)
@@ -50,8 +49,7 @@ def test_a_reader_with_outdated_metadata_reads_the_recreated_topic(cluster: Any,
 
 
 def test_a_reader_with_outdated_metadata_reads_an_added_partition(cluster: Any, reader: RangeReader) -> None:
-    topic = cluster.topic()
-    cluster.produce(topic, 1)
+    topic = cluster.filled(1)
     assert read(reader, topic, 0, 1, None) == [b"0"]
     cluster.grow(topic, 2)
     cluster.produce(topic, 2, 1, start=5)

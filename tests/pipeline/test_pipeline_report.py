@@ -162,7 +162,7 @@ def short(count: int) -> str:
     return f"{count / 1000:.1f}k" if count < 10_000 else f"{count / 1000:.0f}k"
 
 
-def test_the_tiles(page: Page, flights: Any, weather: Any) -> None:
+def test_the_page_has_its_figures(page: Page, flights: Any, weather: Any) -> None:
     tiles = re.findall(r'<div class="tile"><b>(.*?)</b>', page.text)
     megabytes = sum(page.value_bytes.values()) / 1e6
     groups = flights.groupby(["carrier", "hour"]).ngroups
@@ -177,7 +177,7 @@ def test_the_tiles(page: Page, flights: Any, weather: Any) -> None:
     ]
 
 
-def test_messages_of_each_day(page: Page, flights: Any, weather: Any) -> None:
+def test_the_page_has_the_messages_of_each_day(page: Page, flights: Any, weather: Any) -> None:
     for axis, table in zip(page.days.axes, (flights, weather), strict=True):
         counts = table.groupby(["year", "month", "day"]).size()
         line = axis.lines[0]
@@ -188,7 +188,7 @@ def test_messages_of_each_day(page: Page, flights: Any, weather: Any) -> None:
         assert axis.get_title(loc="left").endswith(f": {len(counts)} days, 0 of them differ")
 
 
-def test_rows_of_each_partition(page: Page, flights: Any, weather: Any) -> None:
+def test_the_page_has_the_rows_of_each_partition(page: Page, flights: Any, weather: Any) -> None:
     import pandas
 
     with warnings.catch_warnings():
@@ -221,7 +221,7 @@ def test_rows_of_each_partition(page: Page, flights: Any, weather: Any) -> None:
     assert f"the {weather.origin.nunique()} airports of the weather fill {filled} partitions" in page.text
 
 
-def test_delay_by_hour_and_carrier(page: Page, flights: Any) -> None:
+def test_the_page_has_the_delay_by_hour_and_carrier(page: Page, flights: Any) -> None:
     departed = flights.dropna(subset="dep_delay")
     above, below = page.delays.axes
     assert heights(above) == pytest.approx(list(departed.groupby("hour").dep_delay.mean()))
@@ -254,7 +254,7 @@ def classes(joined: Any) -> dict[str, Any]:
     }
 
 
-def test_delay_by_weather(page: Page, joined: Any) -> None:
+def test_the_page_has_the_delay_by_weather(page: Page, joined: Any) -> None:
     by_class = {name: joined.dep_delay.groupby(of) for name, of in classes(joined).items()}
     for column, (name, groups) in enumerate(by_class.items()):
         above, below = page.weather.axes[column], page.weather.axes[column + len(by_class)]
@@ -273,7 +273,7 @@ def test_flights_without_a_wind_measurement_have_no_class_of_wind(page: Page, jo
     assert len(strongest) == 993
 
 
-def test_the_tables(page: Page) -> None:
+def test_the_page_has_its_tables(page: Page) -> None:
     batches, checks, files, times, facts = page.tables()
     assert [row[:3] + row[4:] for row in batches[1:]] == [
         [str(run), str(batch), f"{rows:,}", "killed" if seconds is None else f"{seconds:.1f} s"]

@@ -28,8 +28,7 @@ def values(frame: Any) -> list[str]:
 
 
 def test_the_format_is_found_without_registration_in_new_sessions_and_sql(lab: Any) -> None:
-    topic = lab.cluster.topic()
-    lab.cluster.produce(topic, 3)
+    topic = lab.cluster.filled(3)
     session = lab.spark.newSession()
     assert session.read.format("tidemill").options(**lab.options(topic)).load().count() == 3
     listed = ", ".join(f"`{name}` '{value}'" for name, value in lab.options(topic).items())
@@ -91,8 +90,7 @@ def test_append_time_has_its_timestamp_type(lab: Any) -> None:
 
 
 def test_a_user_schema_selects_columns_in_any_order(lab: Any) -> None:
-    topic = lab.cluster.topic()
-    lab.cluster.produce(topic, 2)
+    topic = lab.cluster.filled(2)
     frame = lab.batch(topic, schema="offset bigint, value binary")
     assert frame.columns == ["offset", "value"]
     assert [(row.offset, bytes(row.value)) for row in frame.collect()] == [(0, b"0"), (1, b"1")]
@@ -202,15 +200,13 @@ def test_min_partitions_splits_the_same_rows_into_more_tasks(lab: Any) -> None:
 
 
 def test_small_arrow_batches_lose_no_row(lab: Any) -> None:
-    topic = lab.cluster.topic()
-    lab.cluster.produce(topic, 1000)
+    topic = lab.cluster.filled(1000)
     assert values(lab.batch(topic, batchRows=7)) == sorted(str(n) for n in range(1000))
     assert values(lab.batch(topic, batchBytes=100)) == sorted(str(n) for n in range(1000))
 
 
 def test_deleted_records_fail_a_read_or_are_skipped(lab: Any) -> None:
-    topic = lab.cluster.topic()
-    lab.cluster.produce(topic, 10)
+    topic = lab.cluster.filled(10)
     lab.cluster.delete_before(topic, 6)
     start = json.dumps({topic: {"0": 2}})
     text = refusal(lambda: lab.batch(topic, startingOffsets=start).count())
@@ -226,8 +222,7 @@ def test_records_deleted_between_plan_and_read_are_a_loss(lab: Any) -> None:
     from tidemill.pipeline.options import parse_source_options
     from tidemill.pipeline.reader import plan_batch, read_range
 
-    topic = lab.cluster.topic()
-    lab.cluster.produce(topic, 10)
+    topic = lab.cluster.filled(10)
     options = parse_source_options(lab.options(topic), streaming=False)
     with open_cluster(options.client) as cluster:
         task = plan_batch(cluster, options)[0]

@@ -217,7 +217,7 @@ def test_a_time_that_no_record_reaches_is_refused_as_a_start_and_the_end_as_an_e
     assert both.values(timed, endingTimestamp=late) == numbers(range(30))
 
 
-def test_one_time_wins_over_times_of_partitions_and_these_over_offsets(both: Both, timed: str) -> None:
+def test_one_time_overrides_times_of_partitions_and_these_override_offsets(both: Both, timed: str) -> None:
     second, third = MOMENT_MS + 1000, MOMENT_MS + 2000
     options: dict[str, Any] = {
         "startingOffsetsByTimestamp": each(timed, second, second, second),
@@ -287,7 +287,7 @@ def test_json_that_omits_a_partition_is_refused(both: Both, three: str) -> None:
     assert (f"omits {three}-2" if both.source == OURS else "don't match what are assigned") in text
 
 
-def test_assign_takes_partitions_and_a_pattern_topics(both: Both, three: str) -> None:
+def test_assign_selects_partitions_and_a_pattern_topics(both: Both, three: str) -> None:
     longer = both.cluster.topic(1, three + "-longer")
     both.cluster.produce(longer, 1, start=99)
     assert both.values(None, subscribePattern=three + ".*") == [*numbers(range(21)), "99"]
@@ -311,8 +311,7 @@ def test_min_partitions_adds_tasks_and_loses_no_row(both: Both, three: str) -> N
 
 
 def test_records_deleted_before_a_batch_are_reported_or_skipped(both: Both) -> None:
-    topic = both.cluster.topic()
-    both.cluster.produce(topic, 10)
+    topic = both.cluster.filled(10)
     both.cluster.delete_before(topic, 6)
     assert both.values(topic) == numbers(range(6, 10))
     lenient = {"startingOffsets": each(topic, 2), "failOnDataLoss": False}
@@ -338,7 +337,7 @@ def test_different_a_misspelt_option_is_refused_where_the_connector_ignores_it(
     assert "it is for spark.readStream" in both.refused(three, maxOffsetsPerTrigger=3)
 
 
-def test_better_a_schema_takes_some_columns_where_the_connector_refuses_one(both: Both, three: str) -> None:
+def test_better_a_schema_selects_columns_where_the_connector_refuses_it(both: Both, three: str) -> None:
     def read() -> Any:
         options = both.options(three, {})
         return both.lab.spark.read.format(both.source).schema("value binary").options(**options).load()
@@ -405,8 +404,7 @@ def test_different_a_limit_is_used_up_where_the_connector_rounds_down(both: Both
 
 
 def test_the_first_batch_of_a_start_is_not_held_back(both: Both) -> None:
-    topic = both.cluster.topic()
-    both.cluster.produce(topic, 4)
+    topic = both.cluster.filled(4)
     for total in (4, 6):
         query = both.stream(topic, minOffsetsPerTrigger=100, maxTriggerDelay="1h")
         try:
@@ -422,8 +420,7 @@ def test_the_first_batch_of_a_start_is_not_held_back(both: Both) -> None:
 
 
 def test_latest_is_the_log_end_at_the_first_start(both: Both) -> None:
-    topic = both.cluster.topic()
-    both.cluster.produce(topic, 5)
+    topic = both.cluster.filled(5)
     assert both.run(topic, startingOffsets="latest") == []
     both.cluster.produce(topic, 3, start=5)
     assert sum(both.run(topic, startingOffsets="latest")) == 3
@@ -431,8 +428,7 @@ def test_latest_is_the_log_end_at_the_first_start(both: Both) -> None:
 
 
 def test_new_partitions_and_topics_are_read_from_their_first_record(both: Both) -> None:
-    topic = both.cluster.topic()
-    both.cluster.produce(topic, 5)
+    topic = both.cluster.filled(5)
     options = {"subscribePattern": topic + ".*"}
     both.run(None, **options)
     more = both.cluster.topic(1, topic + "-more")
@@ -446,20 +442,11 @@ def test_new_partitions_and_topics_are_read_from_their_first_record(both: Both) 
     assert both.lab.places() == sorted(places)
 
 
-def test_available_now_reads_all_within_the_limit(both: Both) -> None:
-    """On PySpark 4.0 and 4.1 Tidemill's query ends after one micro-batch, with a warning at its start."""
-    topic = both.cluster.topic()
-    both.cluster.produce(topic, 7)
-    both.stream(topic, now=True, maxOffsetsPerTrigger=3).awaitTermination()
-    whole = both.source == THEIRS or both.lab.admission
-    assert len(both.lab.places()) == (7 if whole else 3)
-
-
-def test_once_reads_all_despite_the_limit(both: Both) -> None:
+@pytest.mark.parametrize("trigger", ["now", "once"])
+def test_triggers_with_an_end_read_all_records_despite_the_limit(both: Both, trigger: str) -> None:
     """On PySpark 4.0 and 4.1 Tidemill's query applies the limit, with a warning at its start."""
-    topic = both.cluster.topic()
-    both.cluster.produce(topic, 7)
-    both.stream(topic, once=True, maxOffsetsPerTrigger=3).awaitTermination()
+    topic = both.cluster.filled(7)
+    both.stream(topic, **{trigger: True}, maxOffsetsPerTrigger=3).awaitTermination()
     whole = both.source == THEIRS or both.lab.admission
     assert len(both.lab.places()) == (7 if whole else 3)
 
@@ -472,8 +459,7 @@ def test_options_of_batches_are_refused_by_streams(both: Both) -> None:
 
 @pytest.mark.parametrize("lenient", [False, True])
 def test_records_deleted_during_a_query_end_it_or_are_skipped(both: Both, lenient: bool) -> None:
-    topic = both.cluster.topic()
-    both.cluster.produce(topic, 5)
+    topic = both.cluster.filled(5)
     both.run(topic)
     both.cluster.produce(topic, 5, start=5)
     both.cluster.delete_before(topic, 8)
@@ -503,8 +489,7 @@ def test_a_topic_deleted_during_a_query_does_not_end_it_if_losses_are_allowed(bo
 
 
 def test_better_a_recreated_topic_is_detected_where_the_connector_skips_its_records(both: Both) -> None:
-    topic = both.cluster.topic()
-    both.cluster.produce(topic, 5)
+    topic = both.cluster.filled(5)
     both.run(topic)
     both.cluster.delete(topic)
     both.cluster.topic(1, topic)
@@ -747,7 +732,7 @@ def test_the_output_modes_of_a_stream(both: Both, mode: str) -> None:
     assert sorted(f"{m.key().decode()}{m.value().decode()}" for m in found) == sorted(counts[mode])
 
 
-def test_a_plain_output_folder_of_both_is_the_same(both: Both, three: str) -> None:
+def test_the_plain_output_folder_equals_that_of_the_connector(both: Both, three: str) -> None:
     """The rows of a stream, with all their columns."""
     both.run(three, includeHeaders=True)
     rows = both.lab.spark.read.parquet(str(both.lab.output)).orderBy("partition", "offset").collect()

@@ -85,8 +85,7 @@ def test_no_batch_is_larger_than_the_limit(lab: Any) -> None:
 
 
 def test_a_running_query_reads_new_topics_of_its_pattern_and_new_partitions(lab: Any) -> None:
-    first = lab.cluster.topic()
-    lab.cluster.produce(first, 5)
+    first = lab.cluster.filled(5)
     second = f"{first}-more"
     query = lab.start(first, now=False, subscribePattern=f"{first}.*")
     try:
@@ -104,8 +103,7 @@ def test_a_running_query_reads_new_topics_of_its_pattern_and_new_partitions(lab:
 
 
 def test_a_stream_begins_at_the_latest_offset_of_its_first_start(lab: Any) -> None:
-    topic = lab.cluster.topic()
-    lab.cluster.produce(topic, 5)
+    topic = lab.cluster.filled(5)
     assert lab.run(topic, startingOffsets="latest") == []
     lab.cluster.produce(topic, 3, start=5)
     lab.run(topic, startingOffsets="latest")
@@ -113,8 +111,7 @@ def test_a_stream_begins_at_the_latest_offset_of_its_first_start(lab: Any) -> No
 
 
 def test_data_deleted_during_a_query_ends_it_or_is_skipped(lab: Any) -> None:
-    topic = lab.cluster.topic()
-    lab.cluster.produce(topic, 5)
+    topic = lab.cluster.filled(5)
     lab.run(topic)
     lab.cluster.produce(topic, 10, start=5)
     lab.cluster.delete_before(topic, 9)
@@ -126,8 +123,7 @@ def test_data_deleted_during_a_query_ends_it_or_is_skipped(lab: Any) -> None:
 
 
 def test_a_recreated_topic_ends_the_query_or_is_read_from_its_first_record(lab: Any) -> None:
-    topic = lab.cluster.topic()
-    lab.cluster.produce(topic, 5)
+    topic = lab.cluster.filled(5)
     lab.run(topic)
     lab.cluster.delete(topic)
     lab.cluster.topic(1, topic)
@@ -176,8 +172,7 @@ def test_a_topic_deleted_during_a_query_does_not_end_it_if_losses_are_allowed(la
 
 
 def test_available_now_with_a_minimum_size_reads_all_records(lab: Any) -> None:
-    topic = lab.cluster.topic()
-    lab.cluster.produce(topic, 7)
+    topic = lab.cluster.filled(7)
     query = lab.start(topic, minOffsetsPerTrigger=500)
     query.awaitTermination()
     assert lab.places() == expected(topic, 7)
@@ -186,8 +181,7 @@ def test_available_now_with_a_minimum_size_reads_all_records(lab: Any) -> None:
 @pytest.mark.parametrize("trigger", ["availableNow", "once"])
 def test_a_trigger_with_an_end_reads_all_or_warns_at_its_start(lab: Any, trigger: str) -> None:
     """In a separate process: the line is for the terminal, where Python workers write through Java."""
-    topic = lab.cluster.topic()
-    lab.cluster.produce(topic, 7)
+    topic = lab.cluster.filled(7)
     options = lab.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=3)
     program = f"""
 from tidemill.pipeline.jobs.session import local_session
@@ -228,8 +222,7 @@ def test_output_without_its_checkpoint_is_refused(lab: Any) -> None:
     from tidemill.model.errors import ConfigError
     from tidemill.pipeline.jobs.preflight_checks import check_pair
 
-    topic = lab.cluster.topic()
-    lab.cluster.produce(topic, 1)
+    topic = lab.cluster.filled(1)
     lab.run(topic)
     check_pair(str(lab.output), str(lab.checkpoint))
     with pytest.raises(ConfigError, match="remove the output as well"):
@@ -242,8 +235,7 @@ def test_output_without_its_checkpoint_is_refused(lab: Any) -> None:
 
 
 def test_the_checkpoint_holds_ids_and_offsets(lab: Any) -> None:
-    topic = lab.cluster.topic()
-    lab.cluster.produce(topic, 3)
+    topic = lab.cluster.filled(3)
     lab.run(topic)
     offsets = json.loads((lab.checkpoint / "offsets" / "0").read_text().splitlines()[2])
     assert offsets["version"] == 1

@@ -75,7 +75,7 @@ def java_partition(key: bytes, partitions: int) -> int:
     return ((h ^ (h >> 15)) & 0x7FFFFFFF) % partitions
 
 
-def test_a_column_names_the_topic_and_the_option_wins(lab: Any) -> None:
+def test_the_topic_option_overrides_the_topic_column(lab: Any) -> None:
     one, other = lab.cluster.topic(), lab.cluster.topic()
     frame = lab.spark.createDataFrame([(one, "a"), (other, "b"), (one, "c")], "topic string, value string")
     write(lab, frame)

@@ -59,8 +59,7 @@ def next_of(offset: dict[str, Any]) -> dict[str, int]:
 
 def test_without_arguments_the_position_is_the_last_planned_end(cluster: Any, readers: Any) -> None:
     """4.0 and 4.1: latestOffset() before initialOffset(), then partitions(start, end) for each batch."""
-    topic = cluster.topic()
-    cluster.produce(topic, 10)
+    topic = cluster.filled(10)
     reader = readers(topic, maxOffsetsPerTrigger=4)
     first = reader.latestOffset()
     assert next_of(first) == {"0": 4}
@@ -73,8 +72,7 @@ def test_without_arguments_the_position_is_the_last_planned_end(cluster: Any, re
 
 
 def test_a_restart_without_arguments_takes_its_position_from_partitions(cluster: Any, readers: Any) -> None:
-    topic = cluster.topic()
-    cluster.produce(topic, 10)
+    topic = cluster.filled(10)
     reader = readers(topic, maxOffsetsPerTrigger=4)
     end = reader.latestOffset()
     reader.partitions(reader.initialOffset(), end)
@@ -84,8 +82,7 @@ def test_a_restart_without_arguments_takes_its_position_from_partitions(cluster:
 
 
 def test_latest_is_resolved_once(cluster: Any, readers: Any) -> None:
-    topic = cluster.topic()
-    cluster.produce(topic, 3)
+    topic = cluster.filled(3)
     reader = readers(topic, startingOffsets="latest")
     assert next_of(reader.latestOffset()) == {"0": 3}
     cluster.produce(topic, 2)
@@ -102,8 +99,7 @@ def test_no_progress_is_the_same_text(cluster: Any, readers: Any) -> None:
 
 @needs_limits
 def test_available_now_has_a_fixed_end(cluster: Any, readers: Any) -> None:
-    topic = cluster.topic()
-    cluster.produce(topic, 10)
+    topic = cluster.filled(10)
     reader = readers(topic, maxOffsetsPerTrigger=6)
     reader.prepareForTriggerAvailableNow()
     cluster.produce(topic, 5)
@@ -118,8 +114,7 @@ def test_available_now_has_a_fixed_end(cluster: Any, readers: Any) -> None:
 def test_limits_have_the_types_of_spark(cluster: Any, readers: Any) -> None:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
-    topic = cluster.topic()
-    cluster.produce(topic, 10)
+    topic = cluster.filled(10)
     assert readers(topic).getDefaultReadLimit() == ReadAllAvailable()
     assert readers(topic, minOffsetsPerTrigger=5).getDefaultReadLimit() == ReadMinRows(5)
     reader = readers(topic, maxOffsetsPerTrigger=5)
@@ -151,8 +146,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_the_first_batch_of_a_start_does_not_wait(cluster: Any, readers: Any) -> None:
-    topic = cluster.topic()
-    cluster.produce(topic, 4)
+    topic = cluster.filled(4)
     reader = readers(topic, minOffsetsPerTrigger=5, maxTriggerDelay="1h")
     first = reader.latestOffset()
     assert next_of(first) == {"0": 4}
@@ -166,8 +160,7 @@ def test_the_first_batch_of_a_start_does_not_wait(cluster: Any, readers: Any) ->
 
 @needs_limits
 def test_a_batch_waits_for_enough_records_or_the_delay(cluster: Any, readers: Any) -> None:
-    topic = cluster.topic()
-    cluster.produce(topic, 4)
+    topic = cluster.filled(4)
     reader = readers(topic, minOffsetsPerTrigger=5, maxTriggerDelay="1h")
     start, limit = reader.initialOffset(), reader.getDefaultReadLimit()
     first = reader.latestOffset(start, limit)
@@ -184,8 +177,7 @@ def test_a_batch_waits_for_enough_records_or_the_delay(cluster: Any, readers: An
 
 @needs_limits
 def test_available_now_reads_less_than_the_minimum_of_a_batch(cluster: Any, readers: Any) -> None:
-    topic = cluster.topic()
-    cluster.produce(topic, 4)
+    topic = cluster.filled(4)
     reader = readers(topic, minOffsetsPerTrigger=3, maxOffsetsPerTrigger=3, maxTriggerDelay="1h")
     start, limit = reader.initialOffset(), reader.getDefaultReadLimit()
     reader.prepareForTriggerAvailableNow()
@@ -198,8 +190,7 @@ def test_available_now_reads_less_than_the_minimum_of_a_batch(cluster: Any, read
 def test_every_batch_waits_again_for_enough_records_or_the_delay(
     cluster: Any, readers: Any, clock: Clock
 ) -> None:
-    topic = cluster.topic()
-    cluster.produce(topic, 4)
+    topic = cluster.filled(4)
     reader = readers(topic, minOffsetsPerTrigger=5, maxTriggerDelay="60s")
     start, limit = reader.initialOffset(), reader.getDefaultReadLimit()
     first = reader.latestOffset(start, limit)
@@ -294,8 +285,7 @@ def test_a_topic_that_disappears_and_returns_continues_at_its_position(
 def test_a_topic_missing_at_the_plan_is_requested_again(
     cluster: Any, readers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = cluster.topic()
-    cluster.produce(topic, 5)
+    topic = cluster.filled(5)
     reader = readers(topic, fetchOffset__retryIntervalMs=1)
     start, end = reader.initialOffset(), reader.latestOffset()
     without(topic, monkeypatch, 3)
@@ -377,8 +367,7 @@ def test_available_now_continues_without_a_deleted_topic(cluster: Any, readers: 
 
 
 def test_a_task_whose_topic_was_deleted_is_a_loss(cluster: Any, readers: Any) -> None:
-    topic = cluster.topic()
-    cluster.produce(topic, 2)
+    topic = cluster.filled(2)
     reader = readers(topic, fetchOffset__retryIntervalMs=1)
     (task,) = reader.partitions(reader.initialOffset(), reader.latestOffset())
     cluster.delete(topic)
@@ -391,8 +380,7 @@ def test_a_limit_that_ends_triggers_early_is_logged_once_without_limits_of_spark
     cluster: Any, readers: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Spark before 4.2 calls latestOffset() without arguments."""
-    topic = cluster.topic()
-    cluster.produce(topic, 9)
+    topic = cluster.filled(9)
     with caplog.at_level(logging.WARNING, "tidemill.pipeline"):
         reader = readers(topic, maxOffsetsPerTrigger=4)
         reader.partitions(reader.initialOffset(), reader.latestOffset())
@@ -435,8 +423,7 @@ def test_a_group_commits_existing_topics_only(
 def test_a_task_retries_exactly_as_configured_before_it_reports_a_loss(
     cluster: Any, readers: Any, monkeypatch: pytest.MonkeyPatch, retries: int
 ) -> None:
-    topic = cluster.topic()
-    cluster.produce(topic, 3)
+    topic = cluster.filled(3)
     reader = readers(topic, fetchOffset__numRetries=retries, fetchOffset__retryIntervalMs=1)
     (task,) = reader.partitions(reader.initialOffset(), reader.latestOffset())
     asked: list[int] = []
@@ -466,8 +453,7 @@ def test_a_task_retries_exactly_as_configured_before_it_reports_a_loss(
 def test_a_start_behind_the_end_of_the_log_is_a_loss_and_one_at_its_end_is_not(
     cluster: Any, readers: Any, offset: int, first: int | None
 ) -> None:
-    topic = cluster.topic()
-    cluster.produce(topic, 3)
+    topic = cluster.filled(3)
     starting = json.dumps({topic: {"0": offset}})
     if first is not None:
         assert next_of(readers(topic, startingOffsets=starting).initialOffset()) == {"0": first}
@@ -479,8 +465,7 @@ def test_a_start_behind_the_end_of_the_log_is_a_loss_and_one_at_its_end_is_not(
 
 
 def test_a_start_before_the_first_record_is_a_loss_and_one_at_it_is_not(cluster: Any, readers: Any) -> None:
-    topic = cluster.topic()
-    cluster.produce(topic, 3)
+    topic = cluster.filled(3)
     cluster.delete_before(topic, 2)
     assert next_of(readers(topic, startingOffsets=json.dumps({topic: {"0": 2}})).initialOffset()) == {"0": 2}
     early = json.dumps({topic: {"0": 1}})
@@ -495,8 +480,7 @@ def test_a_failed_group_commit_is_only_logged(
 ) -> None:
     from tidemill.client.errors import ClientError
 
-    topic = cluster.topic()
-    cluster.produce(topic, 2)
+    topic = cluster.filled(2)
     reader = readers(topic, commitOffsets="true", kafka__group__id=f"{topic}-g")
 
     def refuse(*_: Any) -> None:
@@ -542,8 +526,7 @@ def test_a_failed_group_commit_is_retried_and_logged_every_ten_seconds(
 def test_an_unavailable_coordinator_delays_a_micro_batch_briefly(
     cluster: Any, readers: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = cluster.topic()
-    cluster.produce(topic, 2)
+    topic = cluster.filled(2)
     reader = readers(topic, commitOffsets="true", kafka__group__id=f"{topic}-g")
     start = reader.initialOffset()
 
@@ -560,8 +543,7 @@ def test_an_unavailable_coordinator_delays_a_micro_batch_briefly(
 
 
 def test_a_log_that_ends_before_the_position_is_a_loss(cluster: Any, readers: Any) -> None:
-    topic = cluster.topic()
-    cluster.produce(topic, 3)
+    topic = cluster.filled(3)
     reader = readers(topic, fetchOffset__retryIntervalMs=1)
     ahead = reader.initialOffset()
     ahead["topics"][topic]["next"]["0"] = 9
@@ -589,8 +571,7 @@ def test_a_reader_reads_the_planned_range(cluster: Any, readers: Any) -> None:
 
 def test_a_worker_with_outdated_metadata_sees_the_current_topic(cluster: Any, readers: Any) -> None:
     """Python workers keep their connections, and the metadata of earlier tasks."""
-    topic = cluster.topic()
-    cluster.produce(topic, 2)
+    topic = cluster.filled(2)
 
     def read_all() -> list[tuple[int, int]]:
         reader = readers(topic)
@@ -608,8 +589,7 @@ def test_a_worker_with_outdated_metadata_sees_the_current_topic(cluster: Any, re
 
 
 def test_a_recreated_topic_with_as_many_records_is_read_completely(cluster: Any, readers: Any) -> None:
-    topic = cluster.topic()
-    cluster.produce(topic, 5)
+    topic = cluster.filled(5)
     reader = readers(topic, failOnDataLoss="false", fetchOffset__retryIntervalMs=1)
     first = reader.latestOffset(reader.initialOffset())
     cluster.delete(topic)
@@ -624,8 +604,7 @@ def test_a_recreated_topic_with_as_many_records_is_read_completely(cluster: Any,
 def test_a_topic_recreated_after_the_plan_is_not_read_instead(cluster: Any, readers: Any) -> None:
     from tidemill.client.errors import TopicRecreated
 
-    topic = cluster.topic()
-    cluster.produce(topic, 2)
+    topic = cluster.filled(2)
     reader = readers(topic, fetchOffset__retryIntervalMs=1)
     task = reader.partitions(reader.initialOffset(), reader.latestOffset())[0]
     cluster.delete(topic)

@@ -7,6 +7,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 WORKER = """
 import gc, importlib, importlib.machinery, os, sys, zipimport
 sys.modules["__main__"].__spec__ = importlib.machinery.ModuleSpec("pyspark.daemon", None)
@@ -31,37 +33,51 @@ def output_of(script: str, directory: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
 
 
-def test_a_task_leaves_no_zip_file_whose_directory_the_next_task_reads_again(tmp_path: Path) -> None:
-    script = WORKER + TASK + "before = len(zip_importers()); end_task(); print(before, len(zip_importers()))"
-    assert output_of(script, tmp_path) == "1 0"
-
-
-def test_a_later_task_still_imports_from_the_zip_file(tmp_path: Path) -> None:
-    script = WORKER + TASK + "end_task(); importlib.invalidate_caches(); import further; print(further.NAME)"
-    assert output_of(script, tmp_path) == "further"
-
-
-def test_from_the_second_task_on_the_collector_does_not_visit_the_imported_modules(tmp_path: Path) -> None:
-    script = WORKER + TASK
-    script += (
-        "end_task(); first = gc.get_freeze_count(); end_task(); second = gc.get_freeze_count(); end_task()\n"
-    )
-    script += "print(first, second > 1000, gc.get_freeze_count() <= second)"
-    assert output_of(script, tmp_path) == "0 True True"
-
-
-def test_garbage_of_the_first_tasks_is_collected_before_the_freeze(tmp_path: Path) -> None:
-    script = WORKER + TASK + "import weakref\nclass Knot: pass\n"
-    script += "knot = Knot(); knot.itself = knot; seen = weakref.ref(knot); gc.disable(); del knot\n"
-    script += "end_task(); end_task(); print(seen())"
-    assert output_of(script, tmp_path) == "None"
-
-
-def test_a_forked_worker_counts_its_own_tasks(tmp_path: Path) -> None:
-    script = WORKER + TASK + "end_task()\n"
-    script += "if os.fork() == 0:\n end_task(); print(gc.get_freeze_count(), flush=True); os._exit(0)\n"
-    script += "os.wait()"
-    assert output_of(script, tmp_path) == "0"
+@pytest.mark.parametrize(
+    ("script", "output"),
+    [
+        pytest.param(
+            "before = len(zip_importers()); end_task(); print(before, len(zip_importers()))",
+            "1 0",
+            id="a task leaves no zip file whose directory the next task reads again",
+        ),
+        pytest.param(
+            "end_task(); importlib.invalidate_caches(); import further; print(further.NAME)",
+            "further",
+            id="a later task still imports from the zip file",
+        ),
+        pytest.param(
+            """
+end_task(); first = gc.get_freeze_count(); end_task(); second = gc.get_freeze_count(); end_task()
+print(first, second > 1000, gc.get_freeze_count() <= second)
+""",
+            "0 True True",
+            id="from the second task on the collector does not visit the imported modules",
+        ),
+        pytest.param(
+            """
+import weakref
+class Knot: pass
+knot = Knot(); knot.itself = knot; seen = weakref.ref(knot); gc.disable(); del knot
+end_task(); end_task(); print(seen())
+""",
+            "None",
+            id="garbage of the first tasks is collected before the freeze",
+        ),
+        pytest.param(
+            """
+end_task()
+if os.fork() == 0:
+    end_task(); print(gc.get_freeze_count(), flush=True); os._exit(0)
+os.wait()
+""",
+            "0",
+            id="a forked worker counts its own tasks",
+        ),
+    ],
+)
+def test_tasks_of_a_worker_release_what_they_imported(tmp_path: Path, script: str, output: str) -> None:
+    assert output_of(WORKER + TASK + script, tmp_path) == output
 
 
 def test_a_process_other_than_a_worker_of_spark_is_unchanged(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ class SlowProducer:
 
 
 @pytest.mark.parametrize("batches", [1, writer.UNACKNOWLEDGED_MAX, 3 * writer.UNACKNOWLEDGED_MAX])
-def test_only_so_many_batches_wait_for_their_acknowledgement(
+def test_the_number_of_unacknowledged_batches_is_limited(
     monkeypatch: pytest.MonkeyPatch, batches: int
 ) -> None:
     producer = SlowProducer()

@@ -163,7 +163,7 @@ def test_producer_needs_a_sequence_and_a_transaction_a_producer() -> None:
 
 
 @pytest.mark.parametrize("codec", [5, 6, 7])
-def test_unknown_codec(codec: int) -> None:
+def test_rejects_an_unknown_codec(codec: int) -> None:
     refused(patched(GOOD, ATTRIBUTES, ">h", codec), code=ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
 
 
@@ -213,7 +213,7 @@ BROKEN_RECORDS = {
 
 
 @pytest.mark.parametrize("name", BROKEN_RECORDS)
-def test_broken_record(name: str) -> None:
+def test_rejects_an_invalid_record(name: str) -> None:
     refused(raw_batch(BROKEN_RECORDS[name]))
 
 
@@ -296,7 +296,7 @@ def test_wrong_max_timestamp_is_corrected(codec: int, claimed: int) -> None:
     assert stored.to_bytes() == data
 
 
-def test_extreme_base_timestamps() -> None:
+def test_rejects_the_least_base_timestamp() -> None:
     low = raw_batch(raw_record(timestamp_delta=-1), base_timestamp=0)
     data = patched(low, BASE_TIMESTAMP, ">q", -(2**63))
     refused(data)

@@ -92,7 +92,7 @@ def test_aiokafka_batches_are_valid_and_read(records, codec):
 
 @settings(max_examples=60, deadline=None)
 @given(batches_of_records, st.sampled_from([NO_COMPRESSION, GZIP]))
-def test_kafka_python_both_ways(records, codec):
+def test_kafka_python_and_tidemill_read_the_batches_of_each_other(records, codec):
     other = PythonBatch(bytearray(build_batch(records, codec=codec)))
     assert other.validate_crc()
     assert fields(other) == records
@@ -176,7 +176,7 @@ def test_skips_skippable_frames_at_any_position(codec: int, kind: int) -> None:
     assert decompress(codec, skipped, 100) == b""
 
 
-def test_levels():
+def test_every_compression_level_round_trips():
     whole = bytes(range(256)) * 400
     assert gzip.decompress(compress(GZIP, whole, 9)) == whole
     assert decompress(LZ4, compress(LZ4, whole, 12), LIMIT) == whole
@@ -184,7 +184,7 @@ def test_levels():
     assert decompress(ZSTD, compress(ZSTD, whole, -5), LIMIT) == whole
 
 
-def test_codec_names():
+def test_codecs_are_found_by_name():
     assert [codec_of(name) for name in CODEC_NAMES] == CODECS
     with pytest.raises(ValueError, match="'brotli' is not known: use one of none, gzip"):
         codec_of("brotli")

@@ -124,7 +124,7 @@ def test_the_schema_equals_that_of_the_kafka_source_of_spark():
     assert to_record_batch(decode_columns(b"", want_headers=True)).schema == schema
 
 
-def test_empty_and_truncated_fetches():
+def test_a_truncated_fetch_yields_its_complete_batches():
     data = value_batch(0, 3)
     for end in range(len(data)):
         columns = decode_columns(data[:end])
@@ -276,7 +276,7 @@ def test_header_keys_may_be_invalid_utf8():
     ]
 
 
-def test_times():
+def test_timestamps_are_converted_to_utc():
     batch = to_record_batch(
         decode_columns(build_batch([(NOW_MS + 123, None, None, None), (-1, None, None, None)]))
     )

@@ -70,7 +70,7 @@ def use_all(data: bytes) -> int:
 
 
 @pytest.mark.parametrize("codec", range(5))
-def test_every_byte_changed(codec: int) -> None:
+def test_every_changed_byte_is_detected_by_all_parsers(codec: int) -> None:
     """All parsers detect changes under the checksum; the bytes before it are validated separately."""
     data = build_batch(RECORDS, codec=codec)
     for position in range(len(data)):
@@ -83,7 +83,7 @@ def test_every_byte_changed(codec: int) -> None:
 
 
 @pytest.mark.parametrize("codec", range(5))
-def test_every_byte_changed_under_a_right_checksum(codec: int) -> None:
+def test_a_changed_byte_under_a_correct_checksum_causes_no_unexpected_error(codec: int) -> None:
     data = build_batch(RECORDS, codec=codec)
     for position in range(21, len(data)):
         for flip in (0x01, 0x80, 0xFF):
@@ -93,7 +93,7 @@ def test_every_byte_changed_under_a_right_checksum(codec: int) -> None:
 
 
 @pytest.mark.parametrize("codec", range(5))
-def test_every_truncation(codec: int) -> None:
+def test_every_truncation_is_detected(codec: int) -> None:
     data = build_batch(RECORDS, codec=codec)
     for end in range(1, len(data)):
         assert use_all(data[:end]) == 2, "a request refuses the rest, a reader leaves it out"
@@ -105,26 +105,28 @@ def test_every_truncation(codec: int) -> None:
 
 @given(st.binary(max_size=300))
 @settings(max_examples=300, deadline=None)
-def test_any_bytes(data: bytes) -> None:
+def test_random_bytes_cause_no_unexpected_error(data: bytes) -> None:
     use_all(data)
 
 
 @given(st.binary(max_size=200), st.integers(1, 40))
 @settings(max_examples=300, deadline=None)
-def test_any_bytes_as_records(data: bytes, count: int) -> None:
+def test_random_bytes_as_records_cause_no_unexpected_error(data: bytes, count: int) -> None:
     if count <= len(data) // 7:
         use_all(raw_batch(data, count))
 
 
 @given(st.binary(max_size=200), st.integers(1, 4))
 @settings(max_examples=300, deadline=None)
-def test_any_bytes_as_compressed_records(data: bytes, codec: int) -> None:
+def test_random_bytes_as_compressed_records_cause_no_unexpected_error(data: bytes, codec: int) -> None:
     use_all(patched(raw_batch(data), 21, ">h", codec))
 
 
 @given(st.binary(max_size=100), st.integers(0, 400), st.integers(1, 4))
 @settings(max_examples=300, deadline=None)
-def test_frames_with_changed_bytes(change: bytes, position: int, codec: int) -> None:
+def test_frames_with_changed_bytes_decompress_within_the_limit(
+    change: bytes, position: int, codec: int
+) -> None:
     packed = compress(codec, bytes(range(256)) * 300)
     packed = packed[:position] + change + packed[position + len(change) :]
     for bytes_max in (0, 1000, LIMIT):

@@ -14,7 +14,7 @@ from tidemill.records.varint import varint_size, write_varint
 TIME_MS = 1524709879130
 
 
-def test_key_and_value_in_one_batch() -> None:
+def test_a_batch_with_a_key_has_76_bytes() -> None:
     data = build_batch([(TIME_MS, b"key", b"value", None)], leader_epoch=0)
     assert len(data) == 76
     assert parsed(data).crc == 2857248333
@@ -42,7 +42,7 @@ def test_key_and_value_in_one_batch() -> None:
     )
 
 
-def test_null_key() -> None:
+def test_a_batch_with_a_null_key_has_73_bytes() -> None:
     assert len(build_batch([(TIME_MS, None, b"value", None)])) == 73
 
 
@@ -50,7 +50,7 @@ def test_ten_records_share_one_header() -> None:
     assert len(build_batch([(TIME_MS, None, b"123456", None)] * 10)) == 191
 
 
-def test_a_large_value_takes_the_header_and_eleven_bytes() -> None:
+def test_a_large_value_has_an_overhead_of_the_header_and_eleven_bytes() -> None:
     assert len(build_batch([(TIME_MS, None, b"v" * 16384, None)])) == 61 + 11 + 16384
 
 
@@ -65,13 +65,13 @@ def test_a_large_value_takes_the_header_and_eleven_bytes() -> None:
         *((value, 10) for value in (2**63 - 1, -(2**63))),
     ],
 )
-def test_zigzag_sizes(value: int, size: int) -> None:
+def test_varints_have_their_zigzag_size(value: int, size: int) -> None:
     writer = BytesWriter()
     write_varint(writer, value)
     assert (len(writer.getvalue()), varint_size(value)) == (size, size)
 
 
-def test_commit_marker() -> None:
+def test_a_commit_marker_has_the_documented_bytes() -> None:
     data = build_end_marker(True, TIME_MS, producer_id=7, producer_epoch=2, coordinator_epoch=5)
     batch = parsed(data)
     assert (batch.is_control, batch.is_transactional, batch.base_sequence) == (True, True, -1)

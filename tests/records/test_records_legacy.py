@@ -28,7 +28,7 @@ from tidemill.records.message_set import MessageSet, MessageSetWriter, wrap
 TIME_MS = 1524709879130
 
 
-def test_v0_key_and_value_take_34_bytes() -> None:
+def test_a_v0_message_with_key_and_value_has_34_bytes() -> None:
     data = build_message_set(0, [(TIME_MS, b"key", b"value")])
     assert len(data) == 34
     assert parse_entry(data, 0, len(data)).crc == 592888119
@@ -42,13 +42,13 @@ def test_v0_key_and_value_take_34_bytes() -> None:
     )
 
 
-def test_v0_without_a_key_takes_31_bytes_and_both_65() -> None:
+def test_a_v0_message_without_a_key_has_31_bytes_and_both_messages_65() -> None:
     data = build_message_set(0, [(TIME_MS, b"key", b"value"), (TIME_MS, None, b"value")])
     assert len(build_message_set(0, [(TIME_MS, None, b"value")])) == 31
     assert len(data) == 65
 
 
-def test_v1_key_and_value_take_42_bytes() -> None:
+def test_a_v1_message_with_key_and_value_has_42_bytes() -> None:
     data = build_message_set(1, [(TIME_MS, b"key", b"value")])
     assert len(data) == 42
     assert data[16:] == bytes.fromhex(
@@ -60,14 +60,14 @@ def test_v1_key_and_value_take_42_bytes() -> None:
     assert parse_entry(data, 0, 42).crc == zlib.crc32(data[16:])
 
 
-def test_ten_records_take_320_bytes_in_v0_400_in_v1_and_191_in_v2() -> None:
+def test_ten_records_have_320_bytes_in_v0_400_in_v1_and_191_in_v2() -> None:
     records = [(TIME_MS, None, b"123456")] * 10
     assert len(build_message_set(0, records)) == 320
     assert len(build_message_set(1, records)) == 400
     assert len(build_batch([(*record, None) for record in records])) == 191
 
 
-def test_smallest_messages_take_26_and_34_bytes() -> None:
+def test_the_smallest_messages_have_26_and_34_bytes() -> None:
     assert len(build_message_set(0, [(TIME_MS, None, None)])) == 26
     assert len(build_message_set(1, [(TIME_MS, None, None)])) == 34
 

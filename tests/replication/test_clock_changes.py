@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 
 from faulty_files import FaultyFiles
 from replica_stage import FOLLOWER, LEADER, TOPIC, batch_of
@@ -70,16 +71,14 @@ class Stage:
         return self.wanted == [(LEADER,)]
 
 
-def staged(test: Callable[[Stage], Awaitable[None]]) -> None:
-    async def run() -> None:
-        with ThreadPoolExecutor(1) as pool:
-            await test(Stage(pool))
-
-    asyncio.run(run())
+@asynccontextmanager
+async def staged() -> AsyncIterator[Stage]:
+    with ThreadPoolExecutor(1) as pool:
+        yield Stage(pool)
 
 
-def test_a_clock_set_back_does_not_keep_a_silent_follower_in_sync() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_clock_set_back_does_not_keep_a_silent_follower_in_sync() -> None:
+    async with staged() as stage:
         stage.append()
         stage.clock.wall -= HOUR_MS
         stage.clock.elapsed_ms += LAG_MS
@@ -87,25 +86,19 @@ def test_a_clock_set_back_does_not_keep_a_silent_follower_in_sync() -> None:
         stage.clock.elapsed_ms += 1
         assert await stage.is_dropped()
 
-    staged(test)
 
-
-def test_a_clock_set_ahead_does_not_remove_a_follower_from_the_isr() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_clock_set_ahead_does_not_remove_a_follower_from_the_isr() -> None:
+    async with staged() as stage:
         stage.append()
         stage.clock.wall += HOUR_MS
         assert not await stage.is_dropped()
 
-    staged(test)
 
-
-def test_a_clock_set_back_does_not_delay_a_flush_ms_sync() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_clock_set_back_does_not_delay_a_flush_ms_sync() -> None:
+    async with staged() as stage:
         stage.partition.log.set_config(LogConfig(flush_ms=1000))
         stage.append()
         stage.clock.wall -= HOUR_MS
         assert stage.logs.flushes_due(stage.clock.wall_ms()) == []
         stage.clock.elapsed_ms += 1000
         assert [log for log, _ in stage.logs.flushes_due(stage.clock.wall_ms())] == [stage.partition.log]
-
-    staged(test)

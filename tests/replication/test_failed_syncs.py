@@ -72,10 +72,10 @@ def failures(logs: LogManager) -> list[str]:
     return [directory.path for directory in logs.dirs.all if directory.is_offline]
 
 
-def test_a_failed_sync_during_shutdown_leaves_no_clean_shutdown_marker() -> None:
+async def test_a_failed_sync_during_shutdown_leaves_no_clean_shutdown_marker() -> None:
     files = SlowFiles()
 
-    async def test(stage: Stage) -> None:
+    async with staged(80, files) as stage:
         files.slow = f"{A}/t-0"
         files.fail("sync", f"{A}/t-0", errno.EIO)
         assert (
@@ -83,8 +83,6 @@ def test_a_failed_sync_during_shutdown_leaves_no_clean_shutdown_marker() -> None
         )
         assert failures(stage.logs) == [A]
         assert await losses_at_next_start(files) == [True, False, False]
-
-    staged(test, 80, files)
 
 
 class SlowMarks(SlowFiles):
@@ -97,23 +95,20 @@ class SlowMarks(SlowFiles):
         super().check(operation, path)
 
 
-def test_shutdown_waits_until_a_failed_sync_is_recorded() -> None:
-    async def run() -> None:
-        files = SlowMarks()
-        files.goes_on.set()
-        stage = Stage(files)
-        stage.append(80)
-        files.waits.clear()
-        files.goes_on.clear()
-        files.fail("sync", f"{A}/t-0", errno.EIO)
-        await stage.replicas.flushing.flush_due()
-        marked: list[bool] = []
-        stage.replicas.listener.directory_distrusted = lambda: marked.append(files.goes_on.is_set())
-        assert await stop_while(files, stage, None) == []
-        assert marked == [True]
-        assert await losses_at_next_start(files) == [True, False, False]
-
-    asyncio.run(run())
+async def test_shutdown_waits_until_a_failed_sync_is_recorded() -> None:
+    files = SlowMarks()
+    files.goes_on.set()
+    stage = Stage(files)
+    stage.append(80)
+    files.waits.clear()
+    files.goes_on.clear()
+    files.fail("sync", f"{A}/t-0", errno.EIO)
+    await stage.replicas.flushing.flush_due()
+    marked: list[bool] = []
+    stage.replicas.listener.directory_distrusted = lambda: marked.append(files.goes_on.is_set())
+    assert await stop_while(files, stage, None) == []
+    assert marked == [True]
+    assert await losses_at_next_start(files) == [True, False, False]
 
 
 class LateFiles(SlowFiles):
@@ -133,10 +128,10 @@ class LateFiles(SlowFiles):
             raise OSError(errno.EIO, "not written", path)
 
 
-def test_records_of_another_failed_sync_are_not_acknowledged() -> None:
+async def test_records_of_another_failed_sync_are_not_acknowledged() -> None:
     files = LateFiles()
 
-    async def test(stage: Stage) -> None:
+    async with staged(0, files) as stage:
         stage.log.set_config(LogConfig(flush_messages=5))
         stage.append(3)
         stage.log.roll(0)
@@ -154,12 +149,10 @@ def test_records_of_another_failed_sync_are_not_acknowledged() -> None:
         assert stage.partition.high_watermark == 4
         assert failures(stage.logs) == [A]
 
-    staged(test, 0, files)
-
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("stops", [False, True])
-def test_records_of_a_failed_write_back_are_not_treated_as_synced(
+async def test_records_of_a_failed_write_back_are_not_treated_as_synced(
     monkeypatch: pytest.MonkeyPatch, number: int, stops: bool
 ) -> None:
     def write_back(file: FaultyFile, position: int, count: int) -> None:
@@ -169,7 +162,7 @@ def test_records_of_a_failed_write_back_are_not_treated_as_synced(
 
     files = FaultyFiles()
 
-    async def test(stage: Stage) -> None:
+    async with staged(80, files) as stage:
         with monkeypatch.context() as patched:
             patched.setattr(FaultyFile, "write_back", write_back)
             stage.replicas.write_back_requested(stage.partition)
@@ -179,22 +172,18 @@ def test_records_of_a_failed_write_back_are_not_treated_as_synced(
         assert failures(stage.logs) == [A]
         assert await losses_at_next_start(files) == [True, False, False]
 
-    staged(test, 80, files)
 
-
-def test_a_write_back_without_descriptors_is_retried_by_the_next_sync(
+async def test_a_write_back_without_descriptors_is_retried_by_the_next_sync(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def write_back(file: FaultyFile, position: int, count: int) -> None:
         raise OSError(errno.EMFILE, "too many open files")
 
-    async def test(stage: Stage) -> None:
+    async with staged(80) as stage:
         monkeypatch.setattr(FaultyFile, "write_back", write_back)
         stage.replicas.write_back_requested(stage.partition)
         assert await stop(stage) == []
         assert failures(stage.logs) == []
-
-    staged(test, 80)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sync_file_range is Linux's")
@@ -225,10 +214,10 @@ def test_a_failed_write_back_is_reported_by_its_file(
 
 
 @pytest.mark.parametrize("stops", [False, True])
-def test_a_future_log_with_a_failed_sync_is_not_treated_as_synced(stops: bool) -> None:
+async def test_a_future_log_with_a_failed_sync_is_not_treated_as_synced(stops: bool) -> None:
     files = SlowFiles()
 
-    async def test(stage: Stage) -> None:
+    async with staged(80, files) as stage:
         files.fail("sync", f"{B}/t-0", errno.EIO)
         if stops:
             files.slow = f"{B}/t-0"
@@ -242,21 +231,17 @@ def test_a_future_log_with_a_failed_sync_is_not_treated_as_synced(stops: bool) -
         assert stage.log.directory == f"{A}/t-0"
         await check_moves_and_stays(files)
 
-    staged(test, 80, files)
 
-
-def test_a_future_log_without_room_for_its_sync_is_removed_at_shutdown() -> None:
+async def test_a_future_log_without_room_for_its_sync_is_removed_at_shutdown() -> None:
     files = SlowFiles()
 
-    async def test(stage: Stage) -> None:
+    async with staged(80, files) as stage:
         files.fail("sync", f"{B}/t-0", errno.ENOSPC)
         stage.mover.begin(KEY, B)
         await stage.full()
         assert await stop(stage) == []
         assert failures(stage.logs) == []
         await check_moves_and_stays(files)
-
-    staged(test, 80, files)
 
 
 async def check_moves_and_stays(files: FaultyFiles) -> None:
@@ -290,14 +275,14 @@ class ForgetfulFiles(FaultyFiles):
 
 
 @pytest.mark.parametrize("stops", [False, True])
-def test_the_source_directory_does_not_reappear_when_the_new_name_is_unsynced(
+async def test_the_source_directory_does_not_reappear_when_the_new_name_is_unsynced(
     monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:
     sync_target = LogDirMove.sync_target
 
     files = ForgetfulFiles()
 
-    async def test(stage: Stage) -> None:
+    async with staged(0, files) as stage:
         stage.log.set_config(LogConfig(flush_messages=1))
         stage.append(80)
         await asyncio.wait(stage.replicas.flushing.under_way)
@@ -328,16 +313,14 @@ def test_the_source_directory_does_not_reappear_when_the_new_name_is_unsynced(
         await stop(again)
         assert is_put_aside
 
-    staged(test, 0, files)
-
 
 @pytest.mark.parametrize(("number", "is_distrusted"), [(errno.EIO, True), (errno.EMFILE, False)])
-def test_the_next_start_does_not_trust_a_disk_that_failed_during_a_segment_swap(
+async def test_the_next_start_does_not_trust_a_disk_that_failed_during_a_segment_swap(
     number: int, is_distrusted: bool
 ) -> None:
     files = FaultyFiles()
 
-    async def test(stage: Stage) -> None:
+    async with staged(0, files) as stage:
         stage.logs.dirs.mark_losses_handled()
         stage.append(80)
         problem = OSError(number, os.strerror(number))
@@ -346,13 +329,11 @@ def test_the_next_start_does_not_trust_a_disk_that_failed_during_a_segment_swap(
         assert failures(stage.logs) == [A]
         assert await losses_at_next_start(files) == [is_distrusted, False, False]
 
-    staged(test, 0, files)
 
-
-def test_the_next_start_detects_unsynced_partition_names() -> None:
+async def test_the_next_start_detects_unsynced_partition_names() -> None:
     files = ForgetfulFiles()
 
-    async def test(stage: Stage) -> None:
+    async with staged(0, files) as stage:
         stage.logs.dirs.mark_losses_handled()
         stage.append(80)
         files.fail("sync_directory", A, after=1)
@@ -360,13 +341,11 @@ def test_the_next_start_detects_unsynced_partition_names() -> None:
         assert problem.startswith(f"cannot sync {A}: ")
         assert await losses_at_next_start(files) == [True, False, False]
 
-    staged(test, 0, files)
 
-
-def test_a_sync_without_room_during_a_failed_truncation_is_not_retried() -> None:
+async def test_a_sync_without_room_during_a_failed_truncation_is_not_retried() -> None:
     files = SlowFiles()
 
-    async def test(stage: Stage) -> None:
+    async with staged(80, files) as stage:
         files.slow = f"{A}/t-0"
         stage.replicas.flush_requested(stage.partition)
         await files.waiting()
@@ -381,13 +360,11 @@ def test_a_sync_without_room_during_a_failed_truncation_is_not_retried() -> None
         assert failures(stage.logs) == [A]
         await stop(stage)
 
-    staged(test, 80, files)
 
-
-def test_a_truncation_after_a_move_is_synced_before_its_offset_is_reported() -> None:
+async def test_a_truncation_after_a_move_is_synced_before_its_offset_is_reported() -> None:
     files = SlowFiles()
 
-    async def test(stage: Stage) -> None:
+    async with staged(3, files) as stage:
         stage.log.flush(0)
         stage.log.set_config(LogConfig(flush_messages=1))
         files.slow = f"{A}/t-0/"
@@ -404,5 +381,3 @@ def test_a_truncation_after_a_move_is_synced_before_its_offset_is_reported() -> 
         again = Stage(files)
         assert values(again.log) == [0, 1, 2]
         await stop(again)
-
-    staged(test, 3, files)

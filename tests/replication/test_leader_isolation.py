@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 
 from faulty_files import FaultyFiles
 from replica_stage import batch_of
@@ -61,27 +62,23 @@ class Stage:
         return not self.partition.is_leader
 
 
-def staged(test: Callable[[Stage], None]) -> None:
-    async def run() -> None:
-        with ThreadPoolExecutor(1) as pool:
-            test(Stage(pool))
-
-    asyncio.run(run())
+@asynccontextmanager
+async def staged() -> AsyncIterator[Stage]:
+    with ThreadPoolExecutor(1) as pool:
+        yield Stage(pool)
 
 
-def test_a_partition_waiting_for_silent_followers_is_not_led_until_the_session_resumes() -> None:
-    def test(stage: Stage) -> None:
+async def test_a_partition_waiting_for_silent_followers_is_not_led_until_the_session_resumes() -> None:
+    async with staged() as stage:
         stage.append()
         assert stage.leave(0)
         stage.cut_off.resume()
         assert stage.partition.is_leader
         assert stage.partition.leader_epoch == TOGETHER.leader_epoch
 
-    staged(test)
 
-
-def test_partitions_with_fetching_followers_or_without_waits_keep_their_leader() -> None:
-    def test(stage: Stage) -> None:
+async def test_partitions_with_fetching_followers_or_without_waits_keep_their_leader() -> None:
+    async with staged() as stage:
         assert not stage.leave(0)
         stage.append()
         # Within the allowed time, or with fetches.
@@ -92,33 +89,27 @@ def test_partitions_with_fetching_followers_or_without_waits_keep_their_leader()
         stage.append()
         assert not stage.leave(0)
 
-    staged(test)
 
-
-def test_a_partition_with_a_new_leader_is_not_led_again() -> None:
-    def test(stage: Stage) -> None:
+async def test_a_partition_with_a_new_leader_is_not_led_again() -> None:
+    async with staged() as stage:
         stage.append()
         assert stage.leave(0)
         stage.tell(TOGETHER._replace(leader=FOLLOWER, leader_epoch=4, partition_epoch=6))
         stage.cut_off.resume()
         assert (stage.partition.leader, stage.partition.leader_epoch) == (FOLLOWER, 4)
 
-    staged(test)
 
-
-def test_after_session_expiration_only_the_controller_assigns_leaders() -> None:
-    def test(stage: Stage) -> None:
+async def test_after_session_expiration_only_the_controller_assigns_leaders() -> None:
+    async with staged() as stage:
         stage.append()
         assert stage.leave(0)
         stage.cut_off.clear()
         stage.cut_off.resume()
         assert not stage.partition.is_leader
 
-    staged(test)
 
-
-def test_a_resumed_leader_commits_nothing_without_a_requested_isr_member() -> None:
-    def test(stage: Stage) -> None:
+async def test_a_resumed_leader_commits_nothing_without_a_requested_isr_member() -> None:
+    async with staged() as stage:
         requested = []
         stage.replicas.listener.alter_isr = lambda _, isr, epoch: requested.append((isr, epoch))
         stage.tell(WITH_A_LATE_ONE)
@@ -142,11 +133,9 @@ def test_a_resumed_leader_commits_nothing_without_a_requested_isr_member() -> No
         partition.fetched_by(LATE, 1, 0, now_ms)
         assert partition.high_watermark == 1
 
-    staged(test)
 
-
-def test_a_resumed_sole_leader_waits_for_a_requested_isr_member() -> None:
-    def test(stage: Stage) -> None:
+async def test_a_resumed_sole_leader_waits_for_a_requested_isr_member() -> None:
+    async with staged() as stage:
         stage.replicas.listener.alter_isr = lambda partition, isr, epoch: None
         stage.tell(TOGETHER._replace(isr=(NODE,), partition_epoch=6))
         now_ms = int(stage.clock.monotonic_ms())
@@ -158,11 +147,9 @@ def test_a_resumed_sole_leader_waits_for_a_requested_isr_member() -> None:
         stage.replicas.isr_refused(stage.partition)
         assert stage.partition.high_watermark == 1
 
-    staged(test)
 
-
-def test_a_new_partition_state_ends_a_pending_isr_change() -> None:
-    def test(stage: Stage) -> None:
+async def test_a_new_partition_state_ends_a_pending_isr_change() -> None:
+    async with staged() as stage:
         requested = []
         stage.replicas.listener.alter_isr = lambda _, isr, epoch: requested.append((isr, epoch))
         stage.tell(WITH_A_LATE_ONE)
@@ -175,5 +162,3 @@ def test_a_new_partition_state_ends_a_pending_isr_change() -> None:
         assert replication is not None
         assert (stage.partition.isr, replication.pending_isr) == ((NODE, FOLLOWER, LATE), None)
         assert len(requested) == 1
-
-    staged(test)

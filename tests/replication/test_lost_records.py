@@ -217,24 +217,21 @@ def test_records_after_a_gap_survive_a_power_cut(data: Path) -> None:
     asyncio.run(read())
 
 
-def test_a_new_replica_gets_in_sync_with_a_log_that_ends_in_a_gap(data: Path) -> None:
+async def test_a_new_replica_gets_in_sync_with_a_log_that_ends_in_a_gap(data: Path) -> None:
     last = sorted((data / "t-0").glob("*.log"))[-1]
     last.write_bytes(b"\0" * last.stat().st_size)
 
-    async def follow() -> None:
-        with started(data) as (logs, replicas):
-            leader = served(replicas)
-            assert leader.log.end_offset == WHOLE
-            leader.apply_state(NODE, 1, (NODE, 2), (NODE,), partition_epoch=1, now_ms=0)
-            follower = logs.create(TopicPartition("u", 0), bytes([2]) * 16, SMALL, 0)
-            while (piece := leader.read(follower.end_offset, 1 << 20, WHOLE, True)) is not None:
-                follower.append_as_follower(piece.read(), 0)
-            wanted: list[tuple[int, ...]] = []
-            replicas.listener.alter_isr = lambda partition, isr, epoch: wanted.append(isr)
-            leader.fetched_by(2, int(follower.end_offset), 0, 1)
-            assert wanted == [(NODE, 2)]
-
-    asyncio.run(follow())
+    with started(data) as (logs, replicas):
+        leader = served(replicas)
+        assert leader.log.end_offset == WHOLE
+        leader.apply_state(NODE, 1, (NODE, 2), (NODE,), partition_epoch=1, now_ms=0)
+        follower = logs.create(TopicPartition("u", 0), bytes([2]) * 16, SMALL, 0)
+        while (piece := leader.read(follower.end_offset, 1 << 20, WHOLE, True)) is not None:
+            follower.append_as_follower(piece.read(), 0)
+        wanted: list[tuple[int, ...]] = []
+        replicas.listener.alter_isr = lambda partition, isr, epoch: wanted.append(isr)
+        leader.fetched_by(2, int(follower.end_offset), 0, 1)
+        assert wanted == [(NODE, 2)]
 
 
 def test_a_partition_that_lost_all_records_restarts_at_its_former_end(
@@ -306,31 +303,25 @@ def test_a_follower_shorter_than_at_its_clean_shutdown_logs_one_warning(
     asyncio.run(again())
 
 
-def test_bytes_after_the_end_of_a_clean_shutdown_are_not_lost_records(data: Path) -> None:
+async def test_bytes_after_the_end_of_a_clean_shutdown_are_not_lost_records(data: Path) -> None:
     """A full disk stopped an append, and the written part could not be truncated."""
     last = max((data / "t-0").glob("*.log"))
     with last.open("ab") as file:
         file.write(bytes(made().data)[:50])
 
-    async def run() -> None:
-        with started(data) as (logs, replicas):
-            assert served(replicas).log.end_offset == WHOLE
-            assert not logs.dirs.damaged
-
-    asyncio.run(run())
+    with started(data) as (logs, replicas):
+        assert served(replicas).log.end_offset == WHOLE
+        assert not logs.dirs.damaged
 
 
-def test_a_log_damaged_after_a_clean_shutdown_without_checkpoints_is_reported(data: Path) -> None:
+async def test_a_log_damaged_after_a_clean_shutdown_without_checkpoints_is_reported(data: Path) -> None:
     for name in ("replication-offset-checkpoint", "recovery-point-offset-checkpoint"):
         (data / name).unlink()
     last = max((data / "t-0").glob("*.log"))
     os.truncate(last, last.stat().st_size - 5)
 
-    async def run() -> None:
-        with started(data) as (logs, _):
-            assert logs.dirs.damaged == {KEY}
-
-    asyncio.run(run())
+    with started(data) as (logs, _):
+        assert logs.dirs.damaged == {KEY}
 
 
 def append_from_leader(log: Log, base_offset: int) -> None:
@@ -413,15 +404,12 @@ def test_after_an_unclean_shutdown_an_incomplete_end_is_truncated(
     assert not list((data / "t-0").glob("*.cut"))
 
 
-def test_a_recreated_topic_inherits_nothing(data: Path) -> None:
-    async def run() -> None:
-        with started(data) as (logs, replicas):
-            list(replicas.deleting("t", bytes([1]) * 16))
-            logs.create(KEY, bytes([2]) * 16, SMALL, 0)
-            state = PartitionState(0, NODE, 0, (NODE,), (NODE,))
-            replicas.put_topic("t", bytes([2]) * 16, False, [state], SMALL)
-            partition = replicas.find("t", 0)
-            assert partition is not None
-            assert partition.log.end_offset == 0
-
-    asyncio.run(run())
+async def test_a_recreated_topic_inherits_nothing(data: Path) -> None:
+    with started(data) as (logs, replicas):
+        list(replicas.deleting("t", bytes([1]) * 16))
+        logs.create(KEY, bytes([2]) * 16, SMALL, 0)
+        state = PartitionState(0, NODE, 0, (NODE,), (NODE,))
+        replicas.put_topic("t", bytes([2]) * 16, False, [state], SMALL)
+        partition = replicas.find("t", 0)
+        assert partition is not None
+        assert partition.log.end_offset == 0

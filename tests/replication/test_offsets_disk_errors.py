@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -67,13 +68,11 @@ class Coordinator(Stage):
         assert caught.value.code is ErrorCode.KAFKA_STORAGE_ERROR
 
 
-def coordinating(test: Callable[[Coordinator], Awaitable[None]]) -> None:
-    async def run() -> None:
-        with ThreadPoolExecutor(1) as pool:
-            async with asyncio.timeout(10):
-                await test(Coordinator(pool))
-
-    asyncio.run(run())
+@asynccontextmanager
+async def coordinating() -> AsyncIterator[Coordinator]:
+    with ThreadPoolExecutor(1) as pool:
+        async with asyncio.timeout(10):
+            yield Coordinator(pool)
 
 
 @pytest.mark.parametrize(
@@ -84,10 +83,10 @@ def coordinating(test: Callable[[Coordinator], Awaitable[None]]) -> None:
         pytest.param(Coordinator.load, "read_at", errno.EIO, id="read committed offsets: EIO"),
     ],
 )
-def test_a_broker_that_cannot_access_offsets_stops_coordinating_their_groups(
+async def test_a_broker_that_cannot_access_offsets_stops_coordinating_their_groups(
     work: Callable[[Coordinator], Awaitable[None]], operation: str, number: int
 ) -> None:
-    async def test(one: Coordinator) -> None:
+    async with coordinating() as one:
         await one.commit()
         one.break_disk(operation, number)
         await one.fails(work(one))
@@ -95,11 +94,9 @@ def test_a_broker_that_cannot_access_offsets_stops_coordinating_their_groups(
         assert one.stored.is_offline
         assert one.led[OFFSETS_TOPIC] is False
 
-    coordinating(test)
 
-
-def test_a_full_disk_is_reported_for_offset_commits_and_accepts_them_later() -> None:
-    async def test(one: Coordinator) -> None:
+async def test_a_full_disk_is_reported_for_offset_commits_and_accepts_them_later() -> None:
+    async with coordinating() as one:
         await one.commit()
         one.break_disk("append", errno.ENOSPC)
         await one.fails(one.commit())
@@ -109,5 +106,3 @@ def test_a_full_disk_is_reported_for_offset_commits_and_accepts_them_later() -> 
         files.heal()
         await one.commit()
         assert not one.stored.is_offline
-
-    coordinating(test)

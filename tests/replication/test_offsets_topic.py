@@ -45,40 +45,31 @@ class Reading:
         return reading
 
 
-def test_loading_completes_when_the_read_records_are_committed() -> None:
-    async def story() -> None:
-        stage = Reading()
-        reading = await stage.start()
-        assert not reading.done()
-        stage.partition.fetched_by(FOLLOWER, 1, 0, 1)
-        await asyncio.sleep(0)
-        assert not reading.done()
-        stage.partition.fetched_by(FOLLOWER, 2, 0, 2)
+async def test_loading_completes_when_the_read_records_are_committed() -> None:
+    stage = Reading()
+    reading = await stage.start()
+    assert not reading.done()
+    stage.partition.fetched_by(FOLLOWER, 1, 0, 1)
+    await asyncio.sleep(0)
+    assert not reading.done()
+    stage.partition.fetched_by(FOLLOWER, 2, 0, 2)
+    await asyncio.wait_for(reading, 5)
+
+
+async def test_loading_does_not_wait_for_committed_records() -> None:
+    stage = Reading()
+    stage.partition.fetched_by(FOLLOWER, 2, 0, 1)
+    await asyncio.wait_for(stage.read(), 5)
+    assert stage.has_read.is_set()
+
+
+async def test_loading_fails_when_another_broker_becomes_leader() -> None:
+    stage = Reading()
+    reading = await stage.start()
+    stage.broker.become(FOLLOWER, 4)
+    with pytest.raises(KafkaError) as caught:
         await asyncio.wait_for(reading, 5)
-
-    asyncio.run(story())
-
-
-def test_loading_does_not_wait_for_committed_records() -> None:
-    async def story() -> None:
-        stage = Reading()
-        stage.partition.fetched_by(FOLLOWER, 2, 0, 1)
-        await asyncio.wait_for(stage.read(), 5)
-        assert stage.has_read.is_set()
-
-    asyncio.run(story())
-
-
-def test_loading_fails_when_another_broker_becomes_leader() -> None:
-    async def story() -> None:
-        stage = Reading()
-        reading = await stage.start()
-        stage.broker.become(FOLLOWER, 4)
-        with pytest.raises(KafkaError) as caught:
-            await asyncio.wait_for(reading, 5)
-        assert caught.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
-
-    asyncio.run(story())
+    assert caught.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 def test_a_cancelled_wait_reports_no_unhandled_exception() -> None:

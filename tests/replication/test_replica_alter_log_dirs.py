@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import errno
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
@@ -124,17 +125,12 @@ class Stage:
         assert self.logs.close(0, {}) == []
 
 
-def staged(
-    test: Callable[[Stage], Awaitable[None]], count: int = 0, files: FaultyFiles | None = None
-) -> None:
-    """Runs a test of a partition with ``count`` records."""
-
-    async def run() -> None:
-        stage = Stage(files or FaultyFiles())
-        stage.append(count)
-        await test(stage)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def staged(count: int = 0, files: FaultyFiles | None = None) -> AsyncIterator[Stage]:
+    """A partition with ``count`` records."""
+    stage = Stage(files or FaultyFiles())
+    stage.append(count)
+    yield stage
 
 
 def values(log: Log) -> list[int]:
@@ -151,8 +147,8 @@ def check_whole(stage: Stage, where: str, count: int) -> None:
     assert MOVED_TO not in stage.files.list(f"{where}/t-0")
 
 
-def test_a_partition_moves_during_writes_and_reads() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_partition_moves_during_writes_and_reads() -> None:
+    async with staged(100) as stage:
         assert stage.log.directory == f"{A}/t-0"
         piece = stage.log.read(7, 1, 100, True)
         stage.mover.begin(KEY, B)
@@ -175,12 +171,10 @@ def test_a_partition_moves_during_writes_and_reads() -> None:
         again.append()
         await again.stop()
 
-    staged(test, 100)
-
 
 @pytest.mark.parametrize("has_transaction", [False, True])
-def test_followers_and_consumers_read_to_the_ends_of_the_moved_log(has_transaction: bool) -> None:
-    async def test(stage: Stage) -> None:
+async def test_followers_and_consumers_read_to_the_ends_of_the_moved_log(has_transaction: bool) -> None:
+    async with staged(10) as stage:
         stage.mover.begin(KEY, B)
         await stage.lies_in(B)
         await stage.moved()
@@ -202,11 +196,9 @@ def test_followers_and_consumers_read_to_the_ends_of_the_moved_log(has_transacti
         assert limits.limit_offset(CONSUMER, READ_COMMITTED) == (10 if has_transaction else end)
         await stage.stop()
 
-    staged(test, 10)
 
-
-def test_deleted_records_stay_deleted_and_the_topic_may_be_deleted_during_a_move() -> None:
-    async def test(stage: Stage) -> None:
+async def test_deleted_records_stay_deleted_and_the_topic_may_be_deleted_during_a_move() -> None:
+    async with staged(60) as stage:
         stage.log.advance_start(33)
         stage.mover.begin(KEY, C)
         await stage.moved()
@@ -223,16 +215,14 @@ def test_deleted_records_stay_deleted_and_the_topic_may_be_deleted_during_a_move
             assert not [name for name in again.files.list(path) if name in ("t-0", "-future")]
         await again.stop()
 
-    staged(test, 60)
-
 
 @pytest.mark.parametrize("step", ["sync_target", "delete_replaced"])
-def test_records_deleted_before_the_replacement_stay_deleted_after_a_kill(
+async def test_records_deleted_before_the_replacement_stay_deleted_after_a_kill(
     step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare = ReplicaAlterLogDirs._prepare
 
-    async def test(stage: Stage) -> None:
+    async with staged() as stage:
         replicas = stage.replicas
 
         async def prepare_and_delete(mover: ReplicaAlterLogDirs, move: LogDirMove) -> None:
@@ -256,13 +246,11 @@ def test_records_deleted_before_the_replacement_stay_deleted_after_a_kill(
         check_whole(again, B, 60)
         await again.stop()
 
-    staged(test)
 
-
-def test_deleted_records_stay_deleted_when_a_power_cut_reverts_the_move(
+async def test_deleted_records_stay_deleted_when_a_power_cut_reverts_the_move(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def test(stage: Stage) -> None:
+    async with staged(60) as stage:
         stage.log.flush(0)
         stage.partition.advance_start(33)
         await stage.replicas.checkpoints.write_log_starts()
@@ -287,46 +275,41 @@ def test_deleted_records_stay_deleted_when_a_power_cut_reverts_the_move(
         assert again.log.end_offset == 60
         await again.stop()
 
-    staged(test, 60)
-
 
 @pytest.mark.parametrize("new_id", [ID, b"n" * 16])
-def test_a_partition_recreated_in_the_source_directory_is_not_removed_by_a_completing_move(
+async def test_a_partition_recreated_in_the_source_directory_is_not_removed_by_a_completing_move(
     new_id: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run() -> None:
-        stage = Stage(FaultyFiles(), (A, B))
-        stage.append(60)
-        sync_target = ReplicaAlterLogDirs._sync_target
+    stage = Stage(FaultyFiles(), (A, B))
+    stage.append(60)
+    sync_target = ReplicaAlterLogDirs._sync_target
 
-        async def make_anew(mover: ReplicaAlterLogDirs, move: LogDirMove) -> None:
-            await sync_target(mover, move)
-            list(stage.replicas.deleting("t", ID))
-            await stage.replicas.checkpoints.write_removals()
-            stage.logs.set_preferred_directory(KEY, A)
-            stage.logs.create(KEY, new_id, CONFIG, 0)
-            states = [PartitionState(0, NODE, 0, (NODE,), (NODE,))]
-            stage.replicas.put_topic("t", new_id, False, states, CONFIG)
-            stage.append(5)
-
-        monkeypatch.setattr(ReplicaAlterLogDirs, "_sync_target", make_anew)
-        stage.mover.begin(KEY, B)
-        await stage.moved()
-        assert stage.log.directory == f"{A}/t-0"
-        assert values(stage.log) == list(range(5))
+    async def recreate(mover: ReplicaAlterLogDirs, move: LogDirMove) -> None:
+        await sync_target(mover, move)
+        list(stage.replicas.deleting("t", ID))
+        await stage.replicas.checkpoints.write_removals()
+        stage.logs.set_preferred_directory(KEY, A)
+        stage.logs.create(KEY, new_id, CONFIG, 0)
+        states = [PartitionState(0, NODE, 0, (NODE,), (NODE,))]
+        stage.replicas.put_topic("t", new_id, False, states, CONFIG)
         stage.append(5)
-        await stage.replicas.remove_due()
-        stage.files.kill()
-        again = LogManager(stage.files, (A, B))
-        again.load(0, lambda topic: CONFIG)
-        assert (again.logs[KEY].topic_id, again.logs[KEY].end_offset) == (new_id, 10)
 
-    asyncio.run(run())
+    monkeypatch.setattr(ReplicaAlterLogDirs, "_sync_target", recreate)
+    stage.mover.begin(KEY, B)
+    await stage.moved()
+    assert stage.log.directory == f"{A}/t-0"
+    assert values(stage.log) == list(range(5))
+    stage.append(5)
+    await stage.replicas.remove_due()
+    stage.files.kill()
+    again = LogManager(stage.files, (A, B))
+    again.load(0, lambda topic: CONFIG)
+    assert (again.logs[KEY].topic_id, again.logs[KEY].end_offset) == (new_id, 10)
 
 
 @pytest.mark.parametrize("loss", ["log", "directory"])
-def test_an_unhandled_loss_before_a_move_is_reported_by_the_next_start(loss: str) -> None:
-    async def test(stage: Stage) -> None:
+async def test_an_unhandled_loss_before_a_move_is_reported_by_the_next_start(loss: str) -> None:
+    async with staged(60) as stage:
         if loss == "log":
             stage.logs.dirs.damaged.add(KEY)
         else:
@@ -341,11 +324,9 @@ def test_an_unhandled_loss_before_a_move_is_reported_by_the_next_start(loss: str
         again.files.kill()
         assert Stage(stage.files).logs.dirs.damaged == set()
 
-    staged(test, 60)
 
-
-def test_a_log_truncated_during_its_move_is_copied_again() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_log_truncated_during_its_move_is_copied_again() -> None:
+    async with staged(80) as stage:
         stage.mover.begin(KEY, B)
         while stage.mover.moves[KEY].future_log.end_offset == 0:
             stage.append()
@@ -356,11 +337,9 @@ def test_a_log_truncated_during_its_move_is_copied_again() -> None:
         check_whole(stage, B, 13)
         await stage.stop()
 
-    staged(test, 80)
 
-
-def test_a_move_to_another_directory_cancels_the_first() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_move_to_another_directory_cancels_the_first() -> None:
+    async with staged(80) as stage:
         stage.mover.begin(KEY, B)
         stage.mover.begin(KEY, B)
         await asyncio.sleep(0)
@@ -374,10 +353,8 @@ def test_a_move_to_another_directory_cancels_the_first() -> None:
         check_whole(stage, C, 80)
         await stage.stop()
 
-    staged(test, 80)
 
-
-def test_a_cancelled_move_keeps_the_move_marker_of_the_next_move(
+async def test_a_cancelled_move_keeps_the_move_marker_of_the_next_move(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     marks, goes_on, ends = threading.Event(), threading.Event(), threading.Event()
@@ -395,7 +372,7 @@ def test_a_cancelled_move_keeps_the_move_marker_of_the_next_move(
     monkeypatch.setattr(LogDirMove, "mark_moved", mark_late)
     monkeypatch.setattr(LogDirMove, "sync_target", sync_late)
 
-    async def test(stage: Stage) -> None:
+    async with staged(80) as stage:
         stage.mover.begin(KEY, B)
         await asyncio.get_running_loop().run_in_executor(None, marks.wait, PATIENCE_S)
         stage.mover.begin(KEY, C)
@@ -410,11 +387,9 @@ def test_a_cancelled_move_keeps_the_move_marker_of_the_next_move(
         await again.stop()
         ends.set()
 
-    staged(test, 80)
 
-
-def test_impossible_moves_are_rejected_with_kafkas_error_codes() -> None:
-    async def test(stage: Stage) -> None:
+async def test_impossible_moves_are_rejected_with_kafkas_error_codes() -> None:
+    async with staged() as stage:
         for key, path, code in (
             (KEY, "/disk/unknown", ErrorCode.LOG_DIR_NOT_FOUND),
             (TopicPartition("t", 7), B, ErrorCode.REPLICA_NOT_AVAILABLE),
@@ -431,11 +406,9 @@ def test_impossible_moves_are_rejected_with_kafkas_error_codes() -> None:
         assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR
         await stage.stop()
 
-    staged(test)
 
-
-def test_a_throttled_move_continues_when_the_rate_changes() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_throttled_move_continues_when_the_rate_changes() -> None:
+    async with staged(80) as stage:
         stage.mover.set_bytes_per_second(1)
         stage.mover.begin(KEY, B)
         await asyncio.sleep(0.05)
@@ -445,11 +418,9 @@ def test_a_throttled_move_continues_when_the_rate_changes() -> None:
         check_whole(stage, B, 80)
         await stage.stop()
 
-    staged(test, 80)
 
-
-def test_a_failed_destination_leaves_the_partition_in_its_directory() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_failed_destination_leaves_the_partition_in_its_directory() -> None:
+    async with staged(80) as stage:
         stage.files.fail("append", f"{B}/t-0", errno.EIO, after=3)
         stage.mover.begin(KEY, B)
         await stage.moved()
@@ -460,8 +431,6 @@ def test_a_failed_destination_leaves_the_partition_in_its_directory() -> None:
         await stage.moved()
         check_whole(stage, B, 81)
         await stage.stop()
-
-    staged(test, 80)
 
 
 @pytest.mark.parametrize(
@@ -474,8 +443,8 @@ def test_a_failed_destination_leaves_the_partition_in_its_directory() -> None:
         ("rename", f"{B}/t-0"),
     ],
 )
-def test_a_move_continues_when_space_is_available_again(operation: str, path: str) -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_move_continues_when_space_is_available_again(operation: str, path: str) -> None:
+    async with staged() as stage:
         stage.mover.full_retry_s = 0.01
         stage.append(80)
         stage.mover.begin(KEY, B)
@@ -493,11 +462,9 @@ def test_a_move_continues_when_space_is_available_again(operation: str, path: st
         await stage.stop()
         assert start_warnings(stage.files) == []
 
-    staged(test)
 
-
-def test_a_move_without_disk_space_can_be_cancelled(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_move_without_disk_space_can_be_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+    async with staged() as stage:
         stage.mover.full_retry_s = 0.01
         stage.append(80)
         stage.mover.begin(KEY, B)
@@ -507,13 +474,11 @@ def test_a_move_without_disk_space_can_be_cancelled(caplog: pytest.LogCaptureFix
         await stage.moved()
         check_whole(stage, C, 80)
         await stage.stop()
-
-    staged(test)
     assert f"the move of {KEY} waits for disk space: cannot write {B}/t-0." in caplog.text
 
 
-def test_aborted_and_open_transactions_are_moved() -> None:
-    async def test(stage: Stage) -> None:
+async def test_aborted_and_open_transactions_are_moved() -> None:
+    async with staged() as stage:
 
         def put(producer: int, *, committed: bool | None = None) -> None:
             end = int(stage.log.end_offset)
@@ -556,8 +521,6 @@ def test_aborted_and_open_transactions_are_moved() -> None:
         (warning,) = start_warnings(stage.files)
         assert warning.startswith("t-0: 40 transactions are open, the first since offset 1 (producer 100)")
 
-    staged(test)
-
 
 def start_warnings(files: FaultyFiles) -> list[str]:
     """Returns the log lines of a start."""
@@ -589,19 +552,19 @@ async def check_start_without_destination(stage: Stage, count: int) -> None:
     await again.stop()
 
 
-def test_a_destination_that_fails_at_the_end_leaves_no_move_marker(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_destination_that_fails_at_the_end_leaves_no_move_marker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with staged(80) as stage:
         await move_with_failing_step(stage, monkeypatch, "replace_current")
         assert stage.log.directory == f"{A}/t-0"
         assert MOVED_TO not in stage.files.list(f"{A}/t-0")
         stage.append()
         await check_start_without_destination(stage, 81)
 
-    staged(test, 80)
 
-
-def test_a_move_cancelled_at_its_decision_leaves_no_move_marker() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_move_cancelled_at_its_decision_leaves_no_move_marker() -> None:
+    async with staged(80) as stage:
         move = begin_move(stage.logs, KEY, B, 0)
         assert move is not None
         move.mark_moved()
@@ -610,13 +573,11 @@ def test_a_move_cancelled_at_its_decision_leaves_no_move_marker() -> None:
         assert MOVED_TO not in stage.files.list(f"{A}/t-0")
         await check_start_without_destination(stage, 80)
 
-    staged(test, 80)
 
-
-def test_a_source_directory_that_cannot_be_deleted_is_reported(
+async def test_a_source_directory_that_cannot_be_deleted_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(stage: Stage) -> None:
+    async with staged(80) as stage:
         await move_with_failing_step(stage, monkeypatch, "delete_replaced")
         assert stage.log.directory == f"{B}/t-0"
         assert MOVED_TO in stage.files.list(f"{A}/t-0")
@@ -626,13 +587,11 @@ def test_a_source_directory_that_cannot_be_deleted_is_reported(
         check_whole(again, B, 80)
         await again.stop()
 
-    staged(test, 80)
 
-
-def test_the_source_of_a_first_move_does_not_reappear_after_a_second(
+async def test_the_source_of_a_first_move_does_not_reappear_after_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def test(stage: Stage) -> None:
+    async with staged(80) as stage:
         await move_with_failing_step(stage, monkeypatch, "delete_replaced")
         stage.append(5)
         stage.mover.begin(KEY, C)
@@ -642,8 +601,6 @@ def test_the_source_of_a_first_move_does_not_reappear_after_a_second(
         again = Stage(stage.files)
         check_whole(again, C, 90)
         await again.stop()
-
-    staged(test, 80)
 
 
 class Nobody(ReplicaFetcherPort):
@@ -657,7 +614,7 @@ class Nobody(ReplicaFetcherPort):
 
 
 @pytest.mark.parametrize("in_cluster", [False, True])
-def test_a_topic_recreated_while_a_former_move_completes_keeps_its_records(
+async def test_a_topic_recreated_while_a_former_move_completes_keeps_its_records(
     monkeypatch: pytest.MonkeyPatch, in_cluster: bool
 ) -> None:
     goes_on = threading.Event()
@@ -667,7 +624,7 @@ def test_a_topic_recreated_while_a_former_move_completes_keeps_its_records(
 
     monkeypatch.setattr(LogDirMove, "sync_target", sync_late)
 
-    async def test(stage: Stage) -> None:
+    async with staged() as stage:
         if in_cluster:
             stage.replicas.following = Nobody()
         stage.append(80)
@@ -685,16 +642,14 @@ def test_a_topic_recreated_while_a_former_move_completes_keeps_its_records(
         assert list(again.logs) == [KEY]
         assert values(again.logs[KEY]) == [0, 1, 2, 3, 4]
 
-    staged(test)
 
-
-def test_a_log_truncated_before_the_last_slice_is_not_copied_in_the_event_loop(
+async def test_a_log_truncated_before_the_last_slice_is_not_copied_in_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     prepare, store = ReplicaAlterLogDirs._prepare, LogDirMove.copy_range
     threads: list[int] = []
 
-    async def test(stage: Stage) -> None:
+    async with staged(200) as stage:
 
         async def cut_after(mover: ReplicaAlterLogDirs, move: LogDirMove) -> None:
             await prepare(mover, move)
@@ -710,19 +665,17 @@ def test_a_log_truncated_before_the_last_slice_is_not_copied_in_the_event_loop(
         await stage.moved()
         check_whole(stage, B, 150)
         await stage.stop()
-
-    staged(test, 200)
     assert threads
     assert threading.get_ident() not in threads
 
 
-def test_no_record_is_copied_over_truncated_ones_before_the_truncation_is_synced(
+async def test_no_record_is_copied_over_truncated_ones_before_the_truncation_is_synced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = LogDirMove.copy_range
     stored_from: list[int] = []
 
-    async def test(stage: Stage) -> None:
+    async with staged(60) as stage:
 
         def cut_after(move: LogDirMove, piece: LogRange, now_ms: int) -> int:
             assert not move.needs_sync
@@ -739,12 +692,10 @@ def test_no_record_is_copied_over_truncated_ones_before_the_truncation_is_synced
         await stage.moved()
         check_whole(stage, B, 200)
         await stage.stop()
-
-    staged(test, 60)
     assert stored_from[:2] == [0, 20]
 
 
-def test_records_truncated_during_the_last_copy_do_not_reappear_after_a_power_cut(
+async def test_records_truncated_during_the_last_copy_do_not_reappear_after_a_power_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     prepare, store, sync_target = (
@@ -753,7 +704,7 @@ def test_records_truncated_during_the_last_copy_do_not_reappear_after_a_power_cu
         ReplicaAlterLogDirs._sync_target,
     )
 
-    async def test(stage: Stage) -> None:
+    async with staged(60) as stage:
         prepared = False
 
         async def fall_behind_after(mover: ReplicaAlterLogDirs, move: LogDirMove) -> None:
@@ -786,11 +737,9 @@ def test_records_truncated_during_the_last_copy_do_not_reappear_after_a_power_cu
         assert values(again.log) == list(range(30))
         await again.stop()
 
-    staged(test, 60)
 
-
-def test_a_moved_leader_reports_the_start_of_its_epoch_to_followers() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_moved_leader_reports_the_start_of_its_epoch_to_followers() -> None:
+    async with staged() as stage:
         stage.partition.apply_state(NODE, 5, (NODE,), (NODE,), partition_epoch=-1, now_ms=0)
         stage.append(3)
         stage.partition.apply_state(NODE, 7, (NODE,), (NODE,), partition_epoch=-1, now_ms=0)
@@ -806,8 +755,6 @@ def test_a_moved_leader_reports_the_start_of_its_epoch_to_followers() -> None:
         stage.append()
         assert stage.files.read(f"{B}/t-0/{LEADER_EPOCHS}") == b"0\n2\n5 0\n7 3\n"
         await stage.stop()
-
-    staged(test)
 
 
 async def killed_at(files: Mortal, last: int) -> tuple[int, int, bool]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 
 import pytest
 from faulty_files import FaultyFiles
@@ -102,14 +103,22 @@ class Stage:
         self.pool.shutdown()
 
 
-def staged(test: Callable[[Stage], Awaitable[None]], files: FaultyFiles | None = None) -> None:
+@asynccontextmanager
+async def staged(files: FaultyFiles | None = None) -> AsyncIterator[Stage]:
+    stage = Stage(files)
+    try:
+        yield stage
+        await stage.replicas.stop()
+    finally:
+        stage.close()
+
+
+def run_staged(test: Callable[[Stage], Awaitable[None]], files: FaultyFiles) -> None:
+    """Runs one of several processes of a test, each in an event loop of its own."""
+
     async def run() -> None:
-        stage = Stage(files)
-        try:
+        async with staged(files) as stage:
             await test(stage)
-            await stage.replicas.stop()
-        finally:
-            stage.close()
 
     asyncio.run(run())
 
@@ -118,8 +127,8 @@ def clean_marks(files: FaultyFiles) -> list[str]:
     return [path for path in DIRECTORIES if files.exists(f"{path}/.kafka_cleanshutdown")]
 
 
-def test_a_failed_sync_takes_only_its_directory_offline() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_failed_sync_takes_only_its_directory_offline() -> None:
+    async with staged() as stage:
         (first,) = stage.topic("first")
         (second,) = stage.topic("second", number=2)
         assert first.log.directory.startswith("/disk/a")
@@ -136,8 +145,6 @@ def test_a_failed_sync_takes_only_its_directory_offline() -> None:
         # The next sync would succeed and acknowledge records that the system had dropped.
         assert stage.logs.close(0, stage.replicas.high_watermarks()) == []
         assert clean_marks(stage.files) == ["/disk/b"]
-
-    staged(test)
 
 
 def test_a_failed_sync_is_recorded_for_the_next_start(caplog: pytest.LogCaptureFixture) -> None:
@@ -160,14 +167,14 @@ def test_a_failed_sync_is_recorded_for_the_next_start(caplog: pytest.LogCaptureF
         assert [one.may_have_lost for one in stage.logs.dirs.all] == [True, False]
         assert told == [stage.logs.dirs.distrusted]
 
-    staged(before, files)
+    run_staged(before, files)
     files.heal()
     files.kill()
-    staged(after, files)
+    run_staged(after, files)
 
 
-def test_a_failed_background_sync_takes_its_directory_offline() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_failed_background_sync_takes_its_directory_offline() -> None:
+    async with staged() as stage:
         (first,) = stage.topic("first", config=LogConfig(flush_ms=0))
         assert await stage.append(first) is None
         stage.files.fail("sync", "/disk/a/first-0", errno.EIO)
@@ -178,13 +185,11 @@ def test_a_failed_background_sync_takes_its_directory_offline() -> None:
         stage.logs.close(0, {})
         assert clean_marks(stage.files) == ["/disk/b"]
 
-    staged(test)
 
-
-def test_a_flush_without_descriptors_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_flush_without_descriptors_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidemill.replication.log_flusher.RETRY_S", 0.01)
 
-    async def test(stage: Stage) -> None:
+    async with staged() as stage:
         (first,) = stage.topic("first")
         stage.files.fail("sync", "/disk/a/first-0", errno.EMFILE, times=1_000_000)
         appended = asyncio.create_task(stage.append(first))
@@ -194,15 +199,13 @@ def test_a_flush_without_descriptors_is_retried(monkeypatch: pytest.MonkeyPatch)
         assert await appended is None
         assert not first.is_offline
 
-    staged(test)
 
-
-def test_a_flush_waiting_for_descriptors_continues_with_a_moved_log(
+async def test_a_flush_waiting_for_descriptors_continues_with_a_moved_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tidemill.replication.log_flusher.RETRY_S", 0.2)
 
-    async def test(stage: Stage) -> None:
+    async with staged() as stage:
         (first,) = stage.topic("first")
         stage.files.fail("sync", "/disk/a/first-0", errno.EMFILE, times=1_000_000)
         appended = asyncio.create_task(stage.append(first))
@@ -212,11 +215,9 @@ def test_a_flush_waiting_for_descriptors_continues_with_a_moved_log(
         assert first.log.directory == "/disk/b/first-0"
         assert await stage.append(first) is None
 
-    staged(test)
 
-
-def test_a_flush_commits_no_record_truncated_during_it() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_flush_commits_no_record_truncated_during_it() -> None:
+    async with staged() as stage:
         (first,) = stage.topic("first")
         first.append(made(3), 1, 0)
         await asyncio.sleep(0)
@@ -224,11 +225,9 @@ def test_a_flush_commits_no_record_truncated_during_it() -> None:
         await stage.flushed()
         assert first.high_watermark == first.log.recovery_point == first.log.end_offset == 0
 
-    staged(test)
 
-
-def test_a_truncation_during_a_flush_is_synced_before_the_next_append() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_truncation_during_a_flush_is_synced_before_the_next_append() -> None:
+    async with staged() as stage:
         (first,) = stage.topic("first", config=LogConfig())
         first.append(made(3), 1, 0)
         first.truncate_to(0, 0)
@@ -240,8 +239,6 @@ def test_a_truncation_during_a_flush_is_synced_before_the_next_append() -> None:
         stage.files.power_cut()
         assert stage.files.size(first.log.active.path) == 0
 
-    staged(test)
-
 
 def recovery_point(stage: Stage, partition: Partition) -> int:
     """Returns the state that a start would read."""
@@ -249,12 +246,12 @@ def recovery_point(stage: Stage, partition: Partition) -> int:
     return read_offsets(stage.files, path)[partition.log.topic_partition]
 
 
-def test_a_start_does_not_trust_records_that_replace_truncated_ones(
+async def test_a_start_does_not_trust_records_that_replace_truncated_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tidemill.replication.log_flusher.RETRY_S", 0.01)
 
-    async def test(stage: Stage) -> None:
+    async with staged() as stage:
         parts = stage.topic("t", 6, LogConfig())
         for one in parts:
             one.append(made(5), 1, 0)
@@ -273,11 +270,9 @@ def test_a_start_does_not_trust_records_that_replace_truncated_ones(
         writes = [path for operation, path in stage.files.operations if operation == "replace"]
         assert len(writes) < 3 + 4, "one write covers all waiters of a directory"
 
-    staged(test)
 
-
-def test_a_truncation_that_cannot_be_stored_takes_the_directory_offline() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_truncation_that_cannot_be_stored_takes_the_directory_offline() -> None:
+    async with staged() as stage:
         (first,) = stage.topic("t", config=LogConfig())
         first.append(made(5), 1, 0)
         first.log.flush(0)
@@ -287,11 +282,9 @@ def test_a_truncation_that_cannot_be_stored_takes_the_directory_offline() -> Non
         await stage.flushed()
         assert first.is_offline
 
-    staged(test)
 
-
-def test_every_truncated_record_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(stage: Stage) -> None:
+async def test_every_truncated_record_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with staged() as stage:
         first, second = stage.topic("t", 2, LogConfig())
         for one in (first, second):
             one.append(made(5), 1, 0)
@@ -313,13 +306,11 @@ def test_every_truncated_record_is_logged_once(caplog: pytest.LogCaptureFixture)
             "they are fetched again from the leader",
         ]
 
-    staged(test)
 
-
-def test_a_restarted_follower_has_no_deleted_records_after_a_crash() -> None:
+async def test_a_restarted_follower_has_no_deleted_records_after_a_crash() -> None:
     """The leader's log may start within a batch with deleted first records."""
 
-    async def test(stage: Stage) -> None:
+    async with staged() as stage:
         (first,) = stage.topic("t", 1, LogConfig())
         first.restart_at(27, 0)
         assert first.has_pending_sync, "the leader would get the start before it is stored"
@@ -333,13 +324,11 @@ def test_a_restarted_follower_has_no_deleted_records_after_a_crash() -> None:
         assert found is not None
         assert (found.start_offset, found.end_offset) == (27, 29)
 
-    staged(test)
 
-
-def test_an_emptied_follower_appends_a_batch_that_contains_the_leader_log_start_offset() -> None:
+async def test_an_emptied_follower_appends_a_batch_that_contains_the_leader_log_start_offset() -> None:
     """A former leader truncates its log to the log start offset of the next leader, within a batch."""
 
-    async def test(stage: Stage) -> None:
+    async with staged() as stage:
         (first,) = stage.topic("t", 1, LogConfig())
         first.append_from_leader(batch_of(*[b"v"] * 27).to_bytes(), 20, 0, 0)
         data = batch_of(*[b"v"] * 5).to_bytes()
@@ -348,20 +337,16 @@ def test_an_emptied_follower_appends_a_batch_that_contains_the_leader_log_start_
         assert first.has_pending_sync, "the leader would get the start before it is stored"
         await stage.stored(first)
 
-    staged(test)
 
-
-def test_no_offset_missing_in_a_lagging_follower_is_committed() -> None:
-    async def test(stage: Stage) -> None:
+async def test_no_offset_missing_in_a_lagging_follower_is_committed() -> None:
+    async with staged() as stage:
         (first,) = stage.topic("t", 1, LogConfig())
         first.append_from_leader(batch_of(*[b"v"] * 3).to_bytes(), 100, 0, 0)
         assert (first.log.end_offset, first.high_watermark) == (3, 3)
 
-    staged(test)
 
-
-def test_a_batch_before_the_log_end_offset_is_rejected_if_it_overlaps_records() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_batch_before_the_log_end_offset_is_rejected_if_it_overlaps_records() -> None:
+    async with staged() as stage:
         (first,) = stage.topic("t", 1, LogConfig())
         first.append_from_leader(batch_of(*[b"v"] * 27).to_bytes(), 20, 0, 0)
         data = batch_of(*[b"v"] * 5).to_bytes()
@@ -369,13 +354,11 @@ def test_a_batch_before_the_log_end_offset_is_rejected_if_it_overlaps_records() 
             first.append_from_leader((24).to_bytes(8, "big") + data[8:], 29, 26, 0)
         assert (first.log.start_offset, first.log.end_offset) == (0, 27)
 
-    staged(test)
 
-
-def test_a_follower_continues_when_retention_advances_its_start_during_an_update(
+async def test_a_follower_continues_when_retention_advances_its_start_during_an_update(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def test(stage: Stage) -> None:
+    async with staged() as stage:
         (first,) = stage.topic("t", 1, LogConfig())
         writing, moved = threading.Event(), threading.Event()
         replace = stage.files.replace
@@ -398,11 +381,9 @@ def test_a_follower_continues_when_retention_advances_its_start_during_an_update
             first.log.topic_partition: 4
         }
 
-    staged(test)
 
-
-def test_deleting_a_topic_during_a_flush_fails_only_its_delayed_operations() -> None:
-    async def test(stage: Stage) -> None:
+async def test_deleting_a_topic_during_a_flush_fails_only_its_delayed_operations() -> None:
+    async with staged() as stage:
         (first,) = stage.topic("first")
         (third,) = [stage.topic("second", number=2), stage.topic("third", number=3)][1]
         assert third.log.directory.startswith("/disk/a")
@@ -416,22 +397,18 @@ def test_deleting_a_topic_during_a_flush_fails_only_its_delayed_operations() -> 
         assert not third.is_offline
         assert [directory.offline_reason for directory in stage.logs.dirs.all] == ["", ""]
 
-    staged(test)
 
-
-def test_a_log_with_partially_swapped_files_goes_offline_after_any_error() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_log_with_partially_swapped_files_goes_offline_after_any_error() -> None:
+    async with staged() as stage:
         (first,) = stage.topic("first")
         problem = OSError(errno.EMFILE, "Too many open files", first.log.directory)
         failure = storage_error("exchange", first.log.directory, problem)
         stage.replicas.storage_failed(first.log, failure)
         assert "Too many open files" in first.offline_reason
 
-    staged(test)
 
-
-def test_a_partition_that_cannot_be_renamed_does_not_prevent_other_deletions() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_partition_that_cannot_be_renamed_does_not_prevent_other_deletions() -> None:
+    async with staged() as stage:
         partitions = stage.topic("first", count=3)
         stage.files.fail("rename", "/disk/a/first-0", errno.EIO)
         with pytest.raises(StorageError, match="first-0"):
@@ -442,11 +419,9 @@ def test_a_partition_that_cannot_be_renamed_does_not_prevent_other_deletions() -
         list(stage.replicas.deleting("first", bytes([1]) * 16))
         assert not stage.files.exists("/disk/a/first-0")
 
-    staged(test)
 
-
-def test_a_recreated_topic_has_no_record_of_a_topic_with_a_failed_rename() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_recreated_topic_has_no_record_of_a_topic_with_a_failed_rename() -> None:
+    async with staged() as stage:
         (old,) = stage.topic("first")
         assert await stage.append(old) is None
         for number in (errno.ENOSPC, errno.EIO):
@@ -459,17 +434,13 @@ def test_a_recreated_topic_has_no_record_of_a_topic_with_a_failed_rename() -> No
         (new,) = stage.topic("first", number=2)
         assert (new.log.topic_id, new.log.end_offset) == (bytes([2]) * 16, 0)
 
-    staged(test)
 
-
-def test_a_topic_with_a_removed_directory_can_be_deleted() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_topic_with_a_removed_directory_can_be_deleted() -> None:
+    async with staged() as stage:
         stage.topic("first")
         stage.files.rename("/disk/a/first-0", "/elsewhere")
         stage.replicas.stop_replica("first", 0, delete=True)
         assert TopicPartition("first", 0) not in stage.logs.logs
-
-    staged(test)
 
 
 def test_an_undeletable_log_is_synced_at_shutdown_and_loaded_by_the_next_start() -> None:
@@ -489,8 +460,8 @@ def test_an_undeletable_log_is_synced_at_shutdown_and_loaded_by_the_next_start()
         stage.replicas.stop_replica("first", 0, delete=True)
         assert not files.exists("/disk/a/first-0")
 
-    staged(before, files)
-    staged(after, files)
+    run_staged(before, files)
+    run_staged(after, files)
 
 
 def test_a_deletion_interrupted_by_a_shutdown_frees_the_name() -> None:
@@ -506,8 +477,8 @@ def test_a_deletion_interrupted_by_a_shutdown_frees_the_name() -> None:
         (again, _) = stage.topic("first", count=2, number=9)
         assert again.log.topic_id == bytes([9]) * 16
 
-    staged(before, files)
-    staged(after, files)
+    run_staged(before, files)
+    run_staged(after, files)
 
 
 def test_checkpoints_of_a_deleted_topic_do_not_apply_to_a_recreated_topic() -> None:
@@ -530,15 +501,15 @@ def test_checkpoints_of_a_deleted_topic_do_not_apply_to_a_recreated_topic() -> N
         log = stage.logs.logs[TopicPartition("first", 0)]
         assert (log.start_offset, log.end_offset) == (0, 3)
 
-    staged(before, files)
-    staged(after_a_crash, files)
+    run_staged(before, files)
+    run_staged(after_a_crash, files)
 
 
 @pytest.mark.parametrize("is_power_cut", [False, True])
-def test_no_checkpoint_contains_a_deleted_topic_after_its_removal_is_stored(
+async def test_no_checkpoint_contains_a_deleted_topic_after_its_removal_is_stored(
     is_power_cut: bool,
 ) -> None:
-    async def test(stage: Stage) -> None:
+    async with staged() as stage:
         (old,) = stage.topic("first", config=LogConfig())
         for _ in range(10):
             await stage.append(old)
@@ -557,10 +528,8 @@ def test_no_checkpoint_contains_a_deleted_topic_after_its_removal_is_stored(
             stage.files.power_cut()
         assert [read_offsets(stage.files, one).get(key) for one in files] == [None, None, None]
 
-    staged(test)
 
-
-def test_checkpoints_are_written_sequentially_in_a_thread() -> None:
+async def test_checkpoints_are_written_sequentially_in_a_thread() -> None:
     threads: set[int] = set()
     at_once: list[int] = []
 
@@ -574,7 +543,7 @@ def test_checkpoints_are_written_sequentially_in_a_thread() -> None:
 
     files = Watched()
 
-    async def test(stage: Stage) -> None:
+    async with staged(files) as stage:
         stage.topic("first")
         threads.clear()
         await asyncio.gather(
@@ -585,11 +554,9 @@ def test_checkpoints_are_written_sequentially_in_a_thread() -> None:
         assert threads
         assert threading.get_ident() not in threads
 
-    staged(test, files)
 
-
-def test_a_failed_checkpoint_does_not_prevent_a_clean_shutdown_of_other_directories() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_failed_checkpoint_does_not_prevent_a_clean_shutdown_of_other_directories() -> None:
+    async with staged() as stage:
         stage.topic("first")
         stage.topic("second", number=2)
         stage.files.fail("replace", "/disk/b/recovery-point-offset-checkpoint", errno.EROFS)
@@ -598,11 +565,9 @@ def test_a_failed_checkpoint_does_not_prevent_a_clean_shutdown_of_other_director
         assert "/disk/b" in problems[0]
         assert clean_marks(stage.files) == ["/disk/a"]
 
-    staged(test)
 
-
-def test_a_partition_possibly_in_a_failed_directory_is_not_created_elsewhere() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_partition_possibly_in_a_failed_directory_is_not_created_elsewhere() -> None:
+    async with staged() as stage:
         stage.logs.dirs.fail_directory("/disk/a", "Input/output error")
         with pytest.raises(StorageError, match="/disk/a"):
             stage.put("known", b"k" * 16, ALONE)
@@ -614,11 +579,9 @@ def test_a_partition_possibly_in_a_failed_directory_is_not_created_elsewhere() -
         (new,) = stage.topic("new")
         assert new.log.directory == "/disk/b/new-0"
 
-    staged(test)
 
-
-def test_a_recreated_topic_is_empty_after_a_missed_deletion() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_recreated_topic_is_empty_after_a_missed_deletion() -> None:
+    async with staged() as stage:
         (before,) = stage.topic("first")
         before.append(made(3), 1, 0)
         stage.put("first", bytes([2]) * 16, ALONE, config=FLUSHED)
@@ -628,11 +591,9 @@ def test_a_recreated_topic_is_empty_after_a_missed_deletion() -> None:
         with pytest.raises(KafkaError):
             before.append(made(), 1, 0)
 
-    staged(test)
 
-
-def test_a_recreated_topic_is_written_back_from_its_start() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_recreated_topic_is_written_back_from_its_start() -> None:
+    async with staged() as stage:
         (old,) = stage.topic("first", config=LogConfig())
         for _ in range(20):
             await stage.append(old)
@@ -644,11 +605,9 @@ def test_a_recreated_topic_is_written_back_from_its_start() -> None:
         assert stage.replicas.write_back._unwritten_bytes >= 0
         assert stage.replicas.write_back._written_to[new.log.active.path] == new.log.active.size
 
-    staged(test)
 
-
-def test_a_retried_batch_does_not_wait_for_later_batches() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_retried_batch_does_not_wait_for_later_batches() -> None:
+    async with staged() as stage:
         stage.logs.create(TopicPartition("two", 0), b"t" * 16, LogConfig(), 0)
         stage.put("two", b"t" * 16, PartitionState(0, NODE, 0, (NODE, 2), (NODE, 2)))
         partition = stage.partition("two")
@@ -665,11 +624,9 @@ def test_a_retried_batch_does_not_wait_for_later_batches() -> None:
         partition._advance(20, 0)
         assert ended == ["first", "first again", "second"]
 
-    staged(test)
 
-
-def test_every_partition_that_cannot_be_created_is_reported() -> None:
-    async def test(stage: Stage) -> None:
+async def test_every_partition_that_cannot_be_created_is_reported() -> None:
+    async with staged() as stage:
         for number in (1, 3, *range(10, 40)):
             stage.logs.create(TopicPartition("t", number), b"o" * 16, LogConfig(), 0)
         states = [PartitionState(at, NODE, 0, (NODE,), (NODE,)) for at in range(40)]
@@ -680,15 +637,13 @@ def test_every_partition_that_cannot_be_created_is_reported() -> None:
         assert stage.partition("t", 2).offline_reason == ""
         assert "another id" in stage.partition("t", 39).offline_reason
 
-    staged(test)
 
-
-def test_a_log_without_a_topic_id_is_served_from_a_full_disk_and_gets_its_id_at_the_next_start(
+async def test_a_log_without_a_topic_id_is_served_from_a_full_disk_and_gets_its_id_at_the_next_start(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A power cut removed the file, or Kafka 0.8.2 wrote the directory."""
 
-    async def test(stage: Stage) -> None:
+    async with staged() as stage:
         found = stage.logs.create(TopicPartition("t", 0), ZERO_ID, LogConfig(), 0)
         found.append(made(), 0, 0)
         stage.files.fail("append", "partition.metadata", errno.ENOSPC)
@@ -697,14 +652,12 @@ def test_a_log_without_a_topic_id_is_served_from_a_full_disk_and_gets_its_id_at_
         assert not partition.is_offline
         assert partition.log is found
         assert (found.topic_id, int(found.end_offset)) == (b"n" * 16, 1)
-
-    staged(test)
     (told,) = [one.getMessage() for one in caplog.records if "partition.metadata" in one.getMessage()]
     assert told.startswith("/disk/a/t-0 has no partition.metadata before the next start: cannot write ")
 
 
-def test_a_new_leader_applies_min_insync_replicas_before_it_commits() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_new_leader_applies_min_insync_replicas_before_it_commits() -> None:
+    async with staged() as stage:
         found = stage.logs.create(TopicPartition("t", 0), bytes([1]) * 16, LogConfig(), 0)
         found.append(made(), 0, 0)
         stage.put(
@@ -716,16 +669,14 @@ def test_a_new_leader_applies_min_insync_replicas_before_it_commits() -> None:
         partition = stage.partition("t")
         assert (int(found.end_offset), int(partition.high_watermark)) == (1, 0)
 
-    staged(test)
-
 
 @pytest.mark.parametrize("known", ["reported_missing", "of_deleted_topics", ""])
-def test_a_leader_replaces_the_log_of_a_former_topic_with_an_empty_log(
+async def test_a_leader_replaces_the_log_of_a_former_topic_with_an_empty_log(
     known: str,
 ) -> None:
     """Otherwise the metadata store may be an old one and the log valid."""
 
-    async def test(stage: Stage) -> None:
+    async with staged() as stage:
         key = TopicPartition("t", 0)
         stage.replicas.following = Leaders()
         stage.logs.create(key, b"o" * 16, LogConfig(), 0).append(made(), 0, 0)
@@ -740,11 +691,9 @@ def test_a_leader_replaces_the_log_of_a_former_topic_with_an_empty_log(
             with pytest.raises(StorageError, match="a topic of this name with another id"):
                 stage.put("t", b"n" * 16, *states)
 
-    staged(test)
 
-
-def test_deleting_a_topic_deletes_no_directory_of_another_topic() -> None:
-    async def test(stage: Stage) -> None:
+async def test_deleting_a_topic_deletes_no_directory_of_another_topic() -> None:
+    async with staged() as stage:
         key = TopicPartition("t", 0)
         old = stage.logs.create(key, b"o" * 16, LogConfig(), 0)
         old.append(made(), 0, 0)
@@ -756,11 +705,9 @@ def test_deleting_a_topic_deletes_no_directory_of_another_topic() -> None:
         list(stage.replicas.deleting("t", b"o" * 16))
         assert stage.logs.get(key) is None
 
-    staged(test)
 
-
-def test_a_removed_directory_goes_offline_and_is_not_created_again() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_removed_directory_goes_offline_and_is_not_created_again() -> None:
+    async with staged() as stage:
         (first,) = stage.topic("first")
         (second,) = stage.topic("second", number=2)
         await stage.replicas.check_directories()
@@ -772,11 +719,9 @@ def test_a_removed_directory_goes_offline_and_is_not_created_again() -> None:
         (third,) = stage.topic("third", number=3)
         assert third.log.directory.startswith("/disk/b")
 
-    staged(test)
 
-
-def test_a_full_disk_is_logged_periodically(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_full_disk_is_logged_periodically(caplog: pytest.LogCaptureFixture) -> None:
+    async with staged() as stage:
         (partition,) = stage.topic("first", config=LogConfig())
         stage.files.space_bytes = 0
         for _ in range(3):
@@ -785,8 +730,6 @@ def test_a_full_disk_is_logged_periodically(caplog: pytest.LogCaptureFixture) ->
             stage.replicas.on_storage_error(partition, full.value)
         assert caplog.text.count("produce requests to /disk/a are rejected") == 1
         assert list(stage.replicas.full_directories) == ["/disk/a"]
-
-    staged(test)
 
 
 def test_the_high_watermark_is_not_above_its_former_value_after_a_restart() -> None:
@@ -809,9 +752,9 @@ def test_the_high_watermark_is_not_above_its_former_value_after_a_restart() -> N
         stage.put("t", bytes([1]) * 16, PartitionState(0, NODE, 1, (NODE, 2), (NODE,), 1))
         assert partition.high_watermark == 2
 
-    staged(before, files)
+    run_staged(before, files)
     files.kill()
-    staged(after, files)
+    run_staged(after, files)
 
 
 class Leaders(ReplicaFetcherPort):
@@ -827,8 +770,8 @@ class Leaders(ReplicaFetcherPort):
         pass
 
 
-def test_a_follower_fetches_unsynced_records_again_after_a_power_cut() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_follower_fetches_unsynced_records_again_after_a_power_cut() -> None:
+    async with staged() as stage:
         stage.replicas.following = leaders = Leaders()
         first, second = stage.topic("t", 2, LogConfig())
         for one in (first, second):
@@ -841,11 +784,9 @@ def test_a_follower_fetches_unsynced_records_again_after_a_power_cut() -> None:
         stage.put("t", bytes([1]) * 16, *(PartitionState(at, 3, 2, (NODE, 2, 3), (3,), 2) for at in range(2)))
         assert leaders.begun == [3, 5, 3, 5], "fetched records are not in doubt"
 
-    staged(test)
 
-
-def test_a_former_leader_keeps_acknowledged_records_after_a_power_cut() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_former_leader_keeps_acknowledged_records_after_a_power_cut() -> None:
+    async with staged() as stage:
         stage.replicas.following = leaders = Leaders()
         partition = stage.topic("t", 1, LogConfig())[0]
         partition.append(made(3), 1, 0)
@@ -856,11 +797,9 @@ def test_a_former_leader_keeps_acknowledged_records_after_a_power_cut() -> None:
         stage.put("t", bytes([1]) * 16, PartitionState(0, 2, 2, (NODE, 2), (NODE, 2), 2))
         assert leaders.begun == [5], "it is in sync, and may become leader again"
 
-    staged(test)
 
-
-def test_a_later_partition_epoch_with_an_equal_state_ends_a_pending_isr_change() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_later_partition_epoch_with_an_equal_state_ends_a_pending_isr_change() -> None:
+    async with staged() as stage:
         follower = NODE + 1
         wanted: list[tuple[tuple[int, ...], int]] = []
         stage.replicas.listener.alter_isr = lambda partition, isr, epoch: wanted.append((isr, epoch))
@@ -879,12 +818,10 @@ def test_a_later_partition_epoch_with_an_equal_state_ends_a_pending_isr_change()
         partition.fetched_by(follower, 0, 0, 1)
         assert wanted == [((NODE, follower), 3), ((NODE, follower), 4)]
 
-    staged(test)
-
 
 @pytest.mark.parametrize("older", [(5, 2), (4, 9)], ids=["partition epoch", "leader epoch"])
-def test_a_state_with_an_older_epoch_is_ignored(older: tuple[int, int]) -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_state_with_an_older_epoch_is_ignored(older: tuple[int, int]) -> None:
+    async with staged() as stage:
         follower = NODE + 1
 
         def put(leader: int, leader_epoch: int, partition_epoch: int) -> Partition:
@@ -903,11 +840,10 @@ def test_a_state_with_an_older_epoch_is_ignored(older: tuple[int, int]) -> None:
         known = (partition.leader, partition.leader_epoch, partition.partition_epoch)
         assert known == (NODE, 5, 3)
 
-    staged(test)
 
+async def test_adding_replicas_do_not_make_a_partition_under_replicated() -> None:
+    async with staged() as stage:
 
-def test_adding_replicas_do_not_make_a_partition_under_replicated() -> None:
-    async def test(stage: Stage) -> None:
         def apply_state(
             version: int, replicas: tuple[int, ...], isr: tuple[int, ...], *adding: int
         ) -> Partition:
@@ -934,11 +870,9 @@ def test_adding_replicas_do_not_make_a_partition_under_replicated() -> None:
             "one replica was added, and one removed"
         )
 
-    staged(test)
 
-
-def test_counters_of_removed_partitions_are_kept_in_their_topic() -> None:
-    async def test(stage: Stage) -> None:
+async def test_counters_of_removed_partitions_are_kept_in_their_topic() -> None:
+    async with staged() as stage:
         first, second = stage.topic("t", 2)
         for one in (first, second):
             one.append(made(3), 1, 0)
@@ -949,11 +883,11 @@ def test_counters_of_removed_partitions_are_kept_in_their_topic() -> None:
         stage.replicas.stop_replica("t", 1, delete=True)
         assert not stage.replicas.topics.by_name
 
-    staged(test)
 
-
-def test_retention_of_many_partitions_does_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(stage: Stage) -> None:
+async def test_retention_of_many_partitions_does_not_block_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with staged() as stage:
         count = 2 * ITEMS_AT_ONCE_MAX + 1
         stage.topic("many", count)
         requested: list[int] = []
@@ -976,11 +910,9 @@ def test_retention_of_many_partitions_does_not_block_the_event_loop(monkeypatch:
         assert passes >= 3
         assert requested == [ITEMS_AT_ONCE_MAX, 0, 0], "partitions deleted meanwhile are ignored"
 
-    staged(test)
 
-
-def test_doubtful_records_after_a_power_cut_are_fetched_again_even_if_synced() -> None:
-    async def test(stage: Stage) -> None:
+async def test_doubtful_records_after_a_power_cut_are_fetched_again_even_if_synced() -> None:
+    async with staged() as stage:
         stage.replicas.following = leaders = Leaders()
         partition = stage.topic("t", 1, LogConfig())[0]
         partition.append(made(3), 1, 0)
@@ -992,14 +924,12 @@ def test_doubtful_records_after_a_power_cut_are_fetched_again_even_if_synced() -
         stage.put("t", bytes([1]) * 16, PartitionState(0, 2, 1, (NODE, 2), (2,), 1))
         assert leaders.begun == [3]
 
-    staged(test)
-
 
 @pytest.mark.parametrize("is_written_down", [False, True])
-def test_a_deleted_topic_does_not_reappear_beside_a_recreated_one_in_another_directory(
+async def test_a_deleted_topic_does_not_reappear_beside_a_recreated_one_in_another_directory(
     is_written_down: bool,
 ) -> None:
-    async def test(stage: Stage) -> None:
+    async with staged() as stage:
         await stage.replicas.checkpoints.write_removals()
         (first,) = stage.topic("t", config=LogConfig())
         first.append(made(), 1, 0)
@@ -1018,5 +948,3 @@ def test_a_deleted_topic_does_not_reappear_beside_a_recreated_one_in_another_dir
         logs = start_logs(stage.files, DIRECTORIES, now_ms=0)
         assert not any(one.is_offline for one in logs.dirs.all)
         assert logs.logs[TopicPartition("t", 0)].topic_id == bytes([3]) * 16
-
-    staged(test)

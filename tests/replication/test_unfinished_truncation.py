@@ -46,10 +46,10 @@ def follow(stage: Stage, epoch: int = 2, leader: int = 2) -> None:
 
 
 @pytest.mark.parametrize(("operation", "part", "number"), [*PASSING, ("open", ".log", errno.EMFILE)])
-def test_a_log_open_in_a_power_cut_is_fetched_only_after_its_truncation(
+async def test_a_log_open_in_a_power_cut_is_fetched_only_after_its_truncation(
     operation: str, part: str, number: int
 ) -> None:
-    async def test(stage: Stage) -> None:
+    async with staged() as stage:
         stage.replicas.following = leaders = Leaders()
         first = doubtful(stage)
         first.log.close_handlers()
@@ -65,11 +65,9 @@ def test_a_log_open_in_a_power_cut_is_fetched_only_after_its_truncation(
         assert (first.log.end_offset, first.log.active.last_offset_end()) == (3, 3)
         assert stage.replicas.unsynced_logs == {}
 
-    staged(test)
 
-
-def test_an_untruncated_log_is_not_fetched_later_from_another_leader() -> None:
-    async def test(stage: Stage) -> None:
+async def test_an_untruncated_log_is_not_fetched_later_from_another_leader() -> None:
+    async with staged() as stage:
         stage.replicas.following = leaders = Leaders()
         first = doubtful(stage)
         stage.files.fail("open", ".txnindex", errno.EMFILE, times=1)
@@ -80,14 +78,12 @@ def test_an_untruncated_log_is_not_fetched_later_from_another_leader() -> None:
         assert leaders.begun == [3], "it is fetched already"
         assert (first.leader, first.offline_reason) == (3, "")
 
-    staged(test)
 
-
-def test_a_replica_without_leader_epochs_fetches_again_after_a_transient_error() -> None:
+async def test_a_replica_without_leader_epochs_fetches_again_after_a_transient_error() -> None:
     async def connect(leader: int) -> Link:
         raise LinkRefused("nobody is there")
 
-    async def test(stage: Stage) -> None:
+    async with staged() as stage:
         replicas = stage.replicas
         replicas.following = following = ReplicaFetcherManager(
             NODE, FetchLimits(backoff_ms=5), connect, SystemClock(), replicas.on_storage_error, node_epoch=1
@@ -108,14 +104,12 @@ def test_a_replica_without_leader_epochs_fetches_again_after_a_transient_error()
         await stage.flushed()
         await following.stop()
 
-    staged(test)
-
 
 @pytest.mark.parametrize(("operation", "part", "number"), PASSING)
-def test_a_replica_on_a_full_disk_stays_online_and_truncates_when_space_is_available(
+async def test_a_replica_on_a_full_disk_stays_online_and_truncates_when_space_is_available(
     operation: str, part: str, number: int
 ) -> None:
-    async def test(stage: Stage) -> None:
+    async with staged() as stage:
         stage.replicas.following = Leaders()
         first = doubtful(stage)
         stage.replicas.unsynced_logs = {}
@@ -134,11 +128,9 @@ def test_a_replica_on_a_full_disk_stays_online_and_truncates_when_space_is_avail
         assert stage.files.size(first.log.active.path) == first.log.size_bytes
         assert b"1 4" not in stage.files.read(first.log.leader_epochs.path)
 
-    staged(test)
 
-
-def test_a_replica_emptied_on_a_full_disk_stays_online_and_restarts_at_the_leader_start() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_replica_emptied_on_a_full_disk_stays_online_and_restarts_at_the_leader_start() -> None:
+    async with staged() as stage:
         stage.replicas.following = Leaders()
         first = doubtful(stage)
         stage.replicas.unsynced_logs = {}
@@ -150,8 +142,6 @@ def test_a_replica_emptied_on_a_full_disk_stays_online_and_restarts_at_the_leade
         await stage.flushed()
         assert first.offline_reason == ""
         assert stage.files.exists(f"{first.log.directory}/{100:020}.log")
-
-    staged(test)
 
 
 @pytest.mark.parametrize(("operation", "part", "number"), PASSING)

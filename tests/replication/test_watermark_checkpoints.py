@@ -48,8 +48,10 @@ def plain(stage: Stage, *names: str) -> None:
         stage.topic(name, config=LogConfig(), number=number + 1)
 
 
-def test_only_directories_with_changed_high_watermarks_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(stage: Stage) -> None:
+async def test_only_directories_with_changed_high_watermarks_are_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with staged() as stage:
         checkpoint = stage.replicas.checkpoints.write_high_watermarks
         plain(stage, "first", "second")
         await checkpoint()
@@ -67,11 +69,9 @@ def test_only_directories_with_changed_high_watermarks_are_written(monkeypatch: 
         assert sorted(found[1:]) == ["/disk/a", "/disk/b"]
         assert stored(stage) == {"first-0": 1, "second-0": 3}
 
-    staged(test)
 
-
-def test_only_changed_high_watermarks_are_collected(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(stage: Stage) -> None:
+async def test_only_changed_high_watermarks_are_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with staged() as stage:
         topics = [f"t{number}" for number in range(40)]
         plain(stage, *topics)
         await stage.replicas.checkpoints.write_high_watermarks()
@@ -83,13 +83,11 @@ def test_only_changed_high_watermarks_are_collected(monkeypatch: pytest.MonkeyPa
         await stage.replicas.checkpoints.write_high_watermarks()
         assert looked_at == [("t7-0", 1)]
 
-    staged(test)
 
-
-def test_many_high_watermarks_are_collected_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_high_watermarks_are_collected_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidemill.replication.checkpoint_writer.MOVED_A_TURN", 8)
 
-    async def test(stage: Stage) -> None:
+    async with staged() as stage:
         topics = [f"t{number}" for number in range(40)]
         plain(stage, *topics)
         while stage.replicas.checkpoints.moved:
@@ -104,11 +102,11 @@ def test_many_high_watermarks_are_collected_in_parts(monkeypatch: pytest.MonkeyP
         assert max(before - after for before, after in pairwise(left)) == 8
         assert stored(stage) == {f"{topic}-0": 1 for topic in topics}
 
-    staged(test)
 
-
-def test_truncated_deleted_and_recreated_partitions_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(stage: Stage) -> None:
+async def test_truncated_deleted_and_recreated_partitions_are_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with staged() as stage:
         checkpoint = stage.replicas.checkpoints.write_high_watermarks
         plain(stage, "cut", "gone", "kept")
         for topic in ("cut", "gone", "kept"):
@@ -122,11 +120,9 @@ def test_truncated_deleted_and_recreated_partitions_are_written(monkeypatch: pyt
         await checkpoint()
         assert stored(stage) == {"cut-0": 0, "kept-0": 1, "gone-0": 0}
 
-    staged(test)
 
-
-def test_a_failed_checkpoint_is_written_on_the_next_run() -> None:
-    async def test(stage: Stage) -> None:
+async def test_a_failed_checkpoint_is_written_on_the_next_run() -> None:
+    async with staged() as stage:
         checkpoint = stage.replicas.checkpoints.write_high_watermarks
         plain(stage, "t")
         await checkpoint()
@@ -138,11 +134,9 @@ def test_a_failed_checkpoint_is_written_on_the_next_run() -> None:
         await checkpoint()
         assert stored(stage) == {"t-0": 1}
 
-    staged(test)
 
-
-def test_an_unassigned_replica_keeps_its_high_watermark() -> None:
-    async def test(stage: Stage) -> None:
+async def test_an_unassigned_replica_keeps_its_high_watermark() -> None:
+    async with staged() as stage:
         plain(stage, "t")
         append(stage, "t")
         stage.replicas.stop_unassigned(list(stage.replicas.all()), ())
@@ -150,5 +144,3 @@ def test_an_unassigned_replica_keeps_its_high_watermark() -> None:
         assert stored(stage) == {"t-0": 1}
         stage.put("t", bytes([1]) * 16, ALONE)
         assert stage.partition("t").high_watermark == 1
-
-    staged(test)

@@ -29,56 +29,50 @@ def lifecycle_with(applier: Any, others: ClusterServices | None = None) -> Broke
     return place
 
 
-def test_a_change_is_applied_completely_after_its_caller_was_cancelled() -> None:
-    async def scenario() -> None:
-        going, done = asyncio.Event(), asyncio.Event()
-        carried_out: list[Delta] = []
+async def test_a_change_is_applied_completely_after_its_caller_was_cancelled() -> None:
+    going, done = asyncio.Event(), asyncio.Event()
+    carried_out: list[Delta] = []
 
-        async def apply_delta(delta: Delta, notified: asyncio.Future[None]) -> None:
-            await going.wait()
-            carried_out.append(delta)
-            done.set()
+    async def apply_delta(delta: Delta, notified: asyncio.Future[None]) -> None:
+        await going.wait()
+        carried_out.append(delta)
+        done.set()
 
-        applier: Any = SimpleNamespace(apply_delta=apply_delta)
-        place = lifecycle_with(applier)
-        delta = Delta(ClusterImage(), ClusterImage())
-        decided = asyncio.get_running_loop().create_task(place.announce(delta))
-        await asyncio.sleep(0)
-        decided.cancel()
-        await asyncio.gather(decided, return_exceptions=True)
-        assert decided.cancelled()
-        going.set()
-        await asyncio.wait_for(done.wait(), 10)
-        assert carried_out == [delta]
-
-    asyncio.run(scenario())
+    applier: Any = SimpleNamespace(apply_delta=apply_delta)
+    place = lifecycle_with(applier)
+    delta = Delta(ClusterImage(), ClusterImage())
+    decided = asyncio.get_running_loop().create_task(place.announce(delta))
+    await asyncio.sleep(0)
+    decided.cancel()
+    await asyncio.gather(decided, return_exceptions=True)
+    assert decided.cancelled()
+    going.set()
+    await asyncio.wait_for(done.wait(), 10)
+    assert carried_out == [delta]
 
 
-def test_announce_returns_when_brokers_are_notified_and_fails_only_before(
+async def test_announce_returns_when_brokers_are_notified_and_fails_only_before(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        late = asyncio.Event()
+    late = asyncio.Event()
 
-        async def apply_delta(delta: Delta, notified: asyncio.Future[None]) -> None:
-            if delta.deleted:
-                raise ValueError("before")
-            notified.set_result(None)
-            await late.wait()
-            raise ValueError("after")
+    async def apply_delta(delta: Delta, notified: asyncio.Future[None]) -> None:
+        if delta.deleted:
+            raise ValueError("before")
+        notified.set_result(None)
+        await late.wait()
+        raise ValueError("after")
 
-        applier: Any = SimpleNamespace(apply_delta=apply_delta)
-        place = lifecycle_with(applier)
-        image = ClusterImage()
-        await place.announce(Delta(image, image))
-        (change,) = place._changes
-        late.set()
-        await asyncio.wait([change])
-        with pytest.raises(ValueError, match="before"):
-            await place.announce(Delta(image, image, deleted=[TopicImage("t", b"1" * 16, (), {})]))
-        assert not place._changes
-
-    asyncio.run(scenario())
+    applier: Any = SimpleNamespace(apply_delta=apply_delta)
+    place = lifecycle_with(applier)
+    image = ClusterImage()
+    await place.announce(Delta(image, image))
+    (change,) = place._changes
+    late.set()
+    await asyncio.wait([change])
+    with pytest.raises(ValueError, match="before"):
+        await place.announce(Delta(image, image, deleted=[TopicImage("t", b"1" * 16, (), {})]))
+    assert not place._changes
     (logged,) = [record for record in caplog.records if record.exc_info]
     assert "after" in str(logged.exc_info)
 
@@ -115,73 +109,64 @@ class UnwritableDirectory(BrokerLifecycleManager):
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_clears_lost_replicas_when_a_full_disk_has_space_again(
+async def test_clears_lost_replicas_when_a_full_disk_has_space_again(
     is_late: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(broker_lifecycle, "RETRY_S", 0.001)
     monkeypatch.setattr(broker_lifecycle, "FIRST_LEADER_AND_ISR_S", 0.01)
 
-    async def scenario() -> None:
-        place = UnwritableDirectory(3)
-        if not is_late:
-            place.applier.first_change_applied.set()
-        await place.wait_for_leader_and_isr()
+    place = UnwritableDirectory(3)
+    if not is_late:
         place.applier.first_change_applied.set()
-        await asyncio.wait_for(place.cleared.wait(), 10)
-
-    asyncio.run(scenario())
+    await place.wait_for_leader_and_isr()
+    place.applier.first_change_applied.set()
+    await asyncio.wait_for(place.cleared.wait(), 10)
     assert sum("No space left" in one for one in caplog.messages) == 3
 
 
-def test_logs_a_failed_background_task(caplog: pytest.LogCaptureFixture) -> None:
+async def test_logs_a_failed_background_task(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         raise ValueError("a fault of this program")
 
-    async def scenario() -> None:
-        tasks = BackgroundTasks()
-        tasks.start(work())
-        await asyncio.wait(tasks.running)
-        await asyncio.sleep(0)
-        assert not tasks.running
-
-    asyncio.run(scenario())
+    tasks = BackgroundTasks()
+    tasks.start(work())
+    await asyncio.wait(tasks.running)
+    await asyncio.sleep(0)
+    assert not tasks.running
     (logged,) = [record for record in caplog.records if record.name == "tidemill.server" and record.exc_info]
     assert "a fault of this program" in str(logged.exc_info)
 
 
-def test_a_change_applied_after_the_stop_starts_no_fetchers() -> None:
+async def test_a_change_applied_after_the_stop_starts_no_fetchers() -> None:
     """The logs are closed by then, and appended records would not be synced."""
 
     async def ends() -> None:
         pass
 
-    async def scenario() -> None:
-        cluster = ClusterMember.__new__(ClusterMember)
-        broker = cluster._broker = Broker()
-        followed: list[Any] = []
+    cluster = ClusterMember.__new__(ClusterMember)
+    broker = cluster._broker = Broker()
+    followed: list[Any] = []
 
-        async def stop_fetchers() -> None:
-            followed.append(partitions.following)
+    async def stop_fetchers() -> None:
+        followed.append(partitions.following)
 
-        following: Any = SimpleNamespace(stop=stop_fetchers)
-        partitions: Any = SimpleNamespace(following=following)
-        part: Any = SimpleNamespace(stop=lambda: None)
-        left: Any = SimpleNamespace(stop=ends, leave=ends, election=SimpleNamespace(resign=lambda: None))
-        broker.replica_manager = partitions
-        broker.controller = cluster._dynamic_config = left
-        cluster._isr_changes = cluster._controller_channel = cluster._store_outage = part
-        cluster._delayed_metadata = DelayedMetadata()
-        cluster._fetchers = following
-        place = lifecycle_with(SimpleNamespace(), cluster)
-        place._broker, place.membership, place.tasks = broker, left, BackgroundTasks()
+    following: Any = SimpleNamespace(stop=stop_fetchers)
+    partitions: Any = SimpleNamespace(following=following)
+    part: Any = SimpleNamespace(stop=lambda: None)
+    left: Any = SimpleNamespace(stop=ends, leave=ends, election=SimpleNamespace(resign=lambda: None))
+    broker.replica_manager = partitions
+    broker.controller = cluster._dynamic_config = left
+    cluster._isr_changes = cluster._controller_channel = cluster._store_outage = part
+    cluster._delayed_metadata = DelayedMetadata()
+    cluster._fetchers = following
+    place = lifecycle_with(SimpleNamespace(), cluster)
+    place._broker, place.membership, place.tasks = broker, left, BackgroundTasks()
 
-        async def change() -> None:
-            await asyncio.sleep(0)
-            assert not followed
+    async def change() -> None:
+        await asyncio.sleep(0)
+        assert not followed
 
-        place._changes.add(asyncio.create_task(change()))
-        await place.stop()
-        assert followed == [None]
-        assert partitions.following is None
-
-    asyncio.run(scenario())
+    place._changes.add(asyncio.create_task(change()))
+    await place.stop()
+    assert followed == [None]
+    assert partitions.following is None

@@ -151,143 +151,119 @@ async def joined_with_a_lost_response(cluster: Cluster) -> BrokerRegistrationMan
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
-def test_cleared_lost_replicas_are_not_registered_again(
+async def test_cleared_lost_replicas_are_not_registered_again(
     monkeypatch: pytest.MonkeyPatch, is_answered: bool
 ) -> None:
     """Otherwise no replica of the broker would join the ISR before its next start."""
     monkeypatch.setattr("tidemill.server.broker_registration.RETRY_S", 0.0)
 
-    async def run() -> None:
-        cluster = Cluster()
-        one = await joined(cluster, LostReplicas(missing=True))
-        if not is_answered:
-            cluster.register_faults = [StoreUnavailable("the connection was lost")]
-        cluster.end_session()
-        await asyncio.sleep(0)
-        await one.clear_lost_replicas()
-        await asyncio.wait_for(cluster.activated.wait(), 10)
-        assert cluster.registered_lost_replicas.is_none
-        await one.leave()
-
-    asyncio.run(run())
+    cluster = Cluster()
+    one = await joined(cluster, LostReplicas(missing=True))
+    if not is_answered:
+        cluster.register_faults = [StoreUnavailable("the connection was lost")]
+    cluster.end_session()
+    await asyncio.sleep(0)
+    await one.clear_lost_replicas()
+    await asyncio.wait_for(cluster.activated.wait(), 10)
+    assert cluster.registered_lost_replicas.is_none
+    await one.leave()
 
 
-def test_lost_replicas_are_not_registered_again_after_a_lost_response() -> None:
+async def test_lost_replicas_are_not_registered_again_after_a_lost_response() -> None:
     """The replicas may have joined the ISR and lead since the store removed the report."""
 
-    async def run() -> None:
-        cluster = Cluster()
-        one = await joined_with_a_lost_response(cluster)
-        cluster.end_session()
-        await asyncio.wait_for(cluster.activated.wait(), 10)
-        assert cluster.registered_lost_replicas.is_none
-        await one.leave()
-
-    asyncio.run(run())
+    cluster = Cluster()
+    one = await joined_with_a_lost_response(cluster)
+    cluster.end_session()
+    await asyncio.wait_for(cluster.activated.wait(), 10)
+    assert cluster.registered_lost_replicas.is_none
+    await one.leave()
 
 
-def test_retries_a_failed_removal_of_lost_replicas() -> None:
-    async def run() -> None:
-        cluster = Cluster()
-        one = await joined_with_a_lost_response(cluster)
-        cluster.registered_as = None
-        for _ in range(2):
-            await one.clear_lost_replicas()
-        assert cluster.registered_lost_replicas.is_none
-        cluster.registered_as = None
+async def test_retries_a_failed_removal_of_lost_replicas() -> None:
+    cluster = Cluster()
+    one = await joined_with_a_lost_response(cluster)
+    cluster.registered_as = None
+    for _ in range(2):
         await one.clear_lost_replicas()
-        assert cluster.registered_as is None, "nothing is left to remove"
-        await one.leave()
+    assert cluster.registered_lost_replicas.is_none
+    cluster.registered_as = None
+    await one.clear_lost_replicas()
+    assert cluster.registered_as is None, "nothing is left to remove"
+    await one.leave()
 
-    asyncio.run(run())
 
-
-def test_repeated_lost_replicas_have_the_epoch_of_the_first_report() -> None:
+async def test_repeated_lost_replicas_have_the_epoch_of_the_first_report() -> None:
     """Topics created later lack no records, and this broker may be their only in-sync replica."""
 
-    async def run() -> None:
-        cluster = Cluster()
-        one = await joined(cluster, LostReplicas(missing=True))
-        for epoch in (5, 9):
-            cluster.activated.clear()
-            cluster.epoch = epoch
-            cluster.end_session()
-            await asyncio.wait_for(cluster.activated.wait(), 10)
-            assert cluster.registered_lost_replicas == LostReplicas(missing=True, first_epoch=1)
-        await one.leave()
-
-    asyncio.run(run())
+    cluster = Cluster()
+    one = await joined(cluster, LostReplicas(missing=True))
+    for epoch in (5, 9):
+        cluster.activated.clear()
+        cluster.epoch = epoch
+        cluster.end_session()
+        await asyncio.wait_for(cluster.activated.wait(), 10)
+        assert cluster.registered_lost_replicas == LostReplicas(missing=True, first_epoch=1)
+    await one.leave()
 
 
-def test_retries_a_failed_reregistration(
+async def test_retries_a_failed_reregistration(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tidemill.server.broker_registration.RETRY_S", 0.0)
 
-    async def run() -> None:
-        cluster = Cluster(KafkaError("not now"), KeyError("odd"))
-        one = await joined(cluster)
-        cluster.end_session()
-        await asyncio.wait_for(cluster.activated.wait(), 10)
-        await one.leave()
-
-    asyncio.run(run())
+    cluster = Cluster(KafkaError("not now"), KeyError("odd"))
+    one = await joined(cluster)
+    cluster.end_session()
+    await asyncio.wait_for(cluster.activated.wait(), 10)
+    await one.leave()
     assert any("retried in 0 s: not now" in record.getMessage() for record in caplog.records)
     faults = [record.exc_info[0] for record in caplog.records if record.exc_info]
     assert KeyError in faults
 
 
-def test_retries_until_the_store_responds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_retries_until_the_store_responds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidemill.server.broker_registration.RETRY_S", 0.0)
 
-    async def run() -> None:
-        cluster = Cluster(StoreUnavailable("away"), StoreUnavailable("still"))
-        one = await joined(cluster)
-        cluster.tell(SessionState.EXPIRED)
-        assert not cluster.activated.is_set()
-        cluster.tell(SessionState.CONNECTED)
-        await asyncio.wait_for(cluster.met.wait(), 10)
-        await asyncio.wait_for(cluster.activated.wait(), 10)
-        await one.leave()
-
-    asyncio.run(run())
+    cluster = Cluster(StoreUnavailable("away"), StoreUnavailable("still"))
+    one = await joined(cluster)
+    cluster.tell(SessionState.EXPIRED)
+    assert not cluster.activated.is_set()
+    cluster.tell(SessionState.CONNECTED)
+    await asyncio.wait_for(cluster.met.wait(), 10)
+    await asyncio.wait_for(cluster.activated.wait(), 10)
+    await one.leave()
 
 
-def test_reports_a_reconnect_after_an_outage_during_the_reregistration() -> None:
+async def test_reports_a_reconnect_after_an_outage_during_the_reregistration() -> None:
     """Otherwise the broker would give up its leaderships although its session is valid."""
 
-    async def run() -> None:
-        cluster = Cluster()
-        one = await joined(cluster)
-        for state in (SessionState.EXPIRED, SessionState.CONNECTED, SessionState.SUSPENDED):
-            cluster.tell(state)
-        assert cluster.is_silent
-        cluster.tell(SessionState.CONNECTED)
-        assert not cluster.is_silent
-        await asyncio.wait_for(cluster.activated.wait(), 10)
-        await one.leave()
-
-    asyncio.run(run())
+    cluster = Cluster()
+    one = await joined(cluster)
+    for state in (SessionState.EXPIRED, SessionState.CONNECTED, SessionState.SUSPENDED):
+        cluster.tell(state)
+    assert cluster.is_silent
+    cluster.tell(SessionState.CONNECTED)
+    assert not cluster.is_silent
+    await asyncio.wait_for(cluster.activated.wait(), 10)
+    await one.leave()
 
 
-def test_a_fenced_controller_is_elected_again_without_another_controller(
+async def test_a_fenced_controller_is_elected_again_without_another_controller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tidemill.server.broker_registration.RETRY_S", 0.0)
 
-    async def run() -> None:
-        cluster = Cluster()
-        one = await joined(cluster)
-        cluster.is_active = True
-        one.controller_moved()
-        assert not cluster.is_active
-        await asyncio.wait_for(cluster.activated.wait(), 10)
-        await one.leave()
-
-    asyncio.run(run())
+    cluster = Cluster()
+    one = await joined(cluster)
+    cluster.is_active = True
+    one.controller_moved()
+    assert not cluster.is_active
+    await asyncio.wait_for(cluster.activated.wait(), 10)
+    await one.leave()
 
 
-def test_the_controller_epoch_exceeds_that_of_brokers_after_a_store_restore(
+async def test_the_controller_epoch_exceeds_that_of_brokers_after_a_store_restore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store was restored from a backup while the broker was running."""
@@ -296,91 +272,79 @@ def test_the_controller_epoch_exceeds_that_of_brokers_after_a_store_restore(
     async def nothing() -> None:
         pass
 
-    async def run() -> None:
-        store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
-        broker = Broker()
-        broker.node_id, broker.clock, broker.metadata_cache = 1, SystemClock(), MetadataCache()
-        broker.config, broker.log_manager = BrokerConfig.of(), LogManager(FaultyFiles(), ["/d"])
-        with ThreadPoolExecutor(1) as pool:
-            loop = asyncio.get_running_loop()
-            broker.replica_manager = ReplicaManager(
-                1, broker.log_manager, broker.clock, loop, pool, pool, IgnoringReplicaManagerListener()
-            )
-            listener: Any = RecordingLeaderAndIsrListener()
-            applier = LeaderAndIsrApplier(
-                1,
-                lambda: broker.config,
-                broker.clock,
-                broker.log_manager,
-                broker.replica_manager,
-                broker.metadata_cache,
-                removed=nothing,
-                listener=listener,
-            )
-            applier.controller_epoch = 3
-            controller = new_controller(store, 1, BrokerConfig.of, applier.apply_delta, broker.clock)
-            await controller.context.load()
-            one = BrokerRegistrationManager(store, controller, IgnoringListener())
-            listener.controller_moved = one.controller_moved
-            try:
-                await one.join(BrokerRegistration(1, ()))
-                await asyncio.wait_for(applier.first_change_applied.wait(), 10)
-                assert broker.metadata_cache.image.controller_epoch == 3
-            finally:
-                await one.leave()
-                await store.close()
-
-    asyncio.run(run())
+    store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
+    broker = Broker()
+    broker.node_id, broker.clock, broker.metadata_cache = 1, SystemClock(), MetadataCache()
+    broker.config, broker.log_manager = BrokerConfig.of(), LogManager(FaultyFiles(), ["/d"])
+    with ThreadPoolExecutor(1) as pool:
+        loop = asyncio.get_running_loop()
+        broker.replica_manager = ReplicaManager(
+            1, broker.log_manager, broker.clock, loop, pool, pool, IgnoringReplicaManagerListener()
+        )
+        listener: Any = RecordingLeaderAndIsrListener()
+        applier = LeaderAndIsrApplier(
+            1,
+            lambda: broker.config,
+            broker.clock,
+            broker.log_manager,
+            broker.replica_manager,
+            broker.metadata_cache,
+            removed=nothing,
+            listener=listener,
+        )
+        applier.controller_epoch = 3
+        controller = new_controller(store, 1, BrokerConfig.of, applier.apply_delta, broker.clock)
+        await controller.context.load()
+        one = BrokerRegistrationManager(store, controller, IgnoringListener())
+        listener.controller_moved = one.controller_moved
+        try:
+            await one.join(BrokerRegistration(1, ()))
+            await asyncio.wait_for(applier.first_change_applied.wait(), 10)
+            assert broker.metadata_cache.image.controller_epoch == 3
+        finally:
+            await one.leave()
+            await store.close()
 
 
-def test_watches_the_controller_after_the_session_expired_during_the_join() -> None:
+async def test_watches_the_controller_after_the_session_expired_during_the_join() -> None:
     class Interrupted(Cluster):
         async def watch(self, path: str, watcher: Any) -> None:
             self.end_session()
 
-    async def run() -> None:
-        cluster = Interrupted()
-        one = await joined(cluster)
-        await asyncio.wait_for(cluster.activated.wait(), 10)
-        cluster.activated.clear()
-        one.controller_failed(2)
-        await asyncio.wait_for(cluster.activated.wait(), 10)
-        assert cluster.tries >= 3  # at the start, after the session, and after the controller change
-        await one.leave()
-
-    asyncio.run(run())
+    cluster = Interrupted()
+    one = await joined(cluster)
+    await asyncio.wait_for(cluster.activated.wait(), 10)
+    cluster.activated.clear()
+    one.controller_failed(2)
+    await asyncio.wait_for(cluster.activated.wait(), 10)
+    assert cluster.tries >= 3  # at the start, after the session, and after the controller change
+    await one.leave()
 
 
-def test_watches_the_controller_after_the_session_expired_before_the_join() -> None:
+async def test_watches_the_controller_after_the_session_expired_before_the_join() -> None:
     """The logs are loaded before the join, which may take a long time."""
 
-    async def run() -> None:
-        cluster = Cluster()
-        one = BrokerRegistrationManager(cluster, cluster, cluster)  # type: ignore[arg-type]
-        cluster.end_session()
-        await one.join(BrokerRegistration(1, ()))
-        tries = cluster.tries
-        cluster.activated.clear()
-        one.controller_failed(2)
-        await asyncio.wait_for(cluster.activated.wait(), 10)
-        assert cluster.tries > tries
-        await one.leave()
-
-    asyncio.run(run())
+    cluster = Cluster()
+    one = BrokerRegistrationManager(cluster, cluster, cluster)  # type: ignore[arg-type]
+    cluster.end_session()
+    await one.join(BrokerRegistration(1, ()))
+    tries = cluster.tries
+    cluster.activated.clear()
+    one.controller_failed(2)
+    await asyncio.wait_for(cluster.activated.wait(), 10)
+    assert cluster.tries > tries
+    await one.leave()
 
 
-def test_a_broker_that_left_does_not_register_in_a_new_session() -> None:
-    async def run() -> None:
-        cluster = Cluster()
-        one = await joined(cluster)
-        tries, cluster.registered_as = cluster.tries, None
-        await one.leave()
-        cluster.end_session()
-        assert not one._tasks
-        assert cluster.registered_as is None
-        assert cluster.tries == tries
-
-    asyncio.run(run())
+async def test_a_broker_that_left_does_not_register_in_a_new_session() -> None:
+    cluster = Cluster()
+    one = await joined(cluster)
+    tries, cluster.registered_as = cluster.tries, None
+    await one.leave()
+    cluster.end_session()
+    assert not one._tasks
+    assert cluster.registered_as is None
+    assert cluster.tries == tries
 
 
 class ReturningContext(ControllerContext):
@@ -395,7 +359,7 @@ class ReturningContext(ControllerContext):
         return await super().load(known_cluster_id)
 
 
-def test_a_broker_that_registers_during_the_controllers_reregistration_is_announced(
+async def test_a_broker_that_registers_during_the_controllers_reregistration_is_announced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Otherwise the controller would consider it known, and send it no LeaderAndIsr request."""
@@ -409,33 +373,30 @@ def test_a_broker_that_registers_during_the_controllers_reregistration_is_announ
             raise faults.pop()
         announced.append(delta)
 
-    async def run() -> None:
-        store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
-        config = BrokerConfig.of()
-        controller = new_controller(store, 1, lambda: config, announce, SystemClock())
-        context: Any = controller.context
-        failover, other = controller.failover, store.join()
-        one = BrokerRegistrationManager(store, controller, IgnoringListener())
-        await controller.context.load()
-        await one.join(BrokerRegistration(1, ()))
+    store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
+    config = BrokerConfig.of()
+    controller = new_controller(store, 1, lambda: config, announce, SystemClock())
+    context: Any = controller.context
+    failover, other = controller.failover, store.join()
+    one = BrokerRegistrationManager(store, controller, IgnoringListener())
+    await controller.context.load()
+    await one.join(BrokerRegistration(1, ()))
 
-        async def register_other() -> None:
-            if controller.is_active:
-                data = BrokerNode.encode(BrokerRegistration(2, ()))
-                await other.transact([Create(BrokerNode.path(2), data, ephemeral=True)])
-                context.before_load = None
+    async def register_other() -> None:
+        if controller.is_active:
+            data = BrokerNode.encode(BrokerRegistration(2, ()))
+            await other.transact([Create(BrokerNode.path(2), data, ephemeral=True)])
+            context.before_load = None
 
-        context.before_load = register_other
-        faults.append(StoreUnavailable("away for a moment, as the office is taken"))
-        # In ZooKeeper's order: the expired session first, then the deleted /controller.
-        one._has_expired = True
-        await store.expire()
-        assert one._reregistration is not None
-        await asyncio.wait_for(one._reregistration, 10)
-        await failover.brokers_changed()
-        assert any(2 in delta.image.brokers for delta in announced)
-        await one.leave()
-        await other.close()
-        await store.close()
-
-    asyncio.run(run())
+    context.before_load = register_other
+    faults.append(StoreUnavailable("away for a moment, as the office is taken"))
+    # In ZooKeeper's order: the expired session first, then the deleted /controller.
+    one._has_expired = True
+    await store.expire()
+    assert one._reregistration is not None
+    await asyncio.wait_for(one._reregistration, 10)
+    await failover.brokers_changed()
+    assert any(2 in delta.image.brokers for delta in announced)
+    await one.leave()
+    await other.close()
+    await store.close()

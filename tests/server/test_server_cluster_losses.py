@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -60,6 +60,23 @@ def empty(broker: Broker) -> None:
     Path(broker.data_dir).mkdir()
 
 
+def lose_the_end(broker: Broker, topic: str) -> None:
+    """Removes unsynced data: the second half of the only segment."""
+    (segment,) = Path(broker.data_dir, f"{topic}-0").glob("*.log")
+    with segment.open("r+b") as file:
+        file.truncate(segment.stat().st_size // 2)
+
+
+def kill_and_empty(broker: Broker, topic: str) -> None:
+    broker.kill()
+    empty(broker)
+
+
+def cut_power_and_lose_the_end(broker: Broker, topic: str) -> None:
+    cut_power(broker)
+    lose_the_end(broker, topic)
+
+
 def make(cluster: Brokers, topic: str, replicas: list[int], minimum: int) -> None:
     """Creates a topic with one partition."""
     configs = {"min.insync.replicas": str(minimum), "unclean.leader.election.enable": "false"}
@@ -106,26 +123,15 @@ def test_prefers_replicas_without_records_to_one_that_missed_delete_records(
     assert produce(cluster, topic, range(1)) == [500], "no offset is given out twice"
 
 
-def test_no_records_are_lost_if_the_last_in_sync_replica_returns_empty(cluster: Brokers, topic: str) -> None:
-    make(cluster, topic, [1, 2, 3], 2)
-    assert len(produce(cluster, topic, range(MESSAGES), linger__ms=20)) == MESSAGES
-    cluster.until_in_sync(topic, [1, 2, 3])
-    leader = cluster.described(topic).leader
-    followers = [number for number in cluster.brokers if number != leader]
-    for number in followers:
-        cluster.brokers[number].kill()
-    cluster.until_in_sync(topic, [leader])
-    cluster.brokers[leader].kill()
-    empty(cluster.brokers[leader])
-    for number in [*followers, leader]:
-        cluster.brokers[number].start()
-    cluster.until_in_sync(topic, [1, 2, 3])
-    assert stored(cluster, topic) == list(range(MESSAGES))
-    assert produce(cluster, topic, range(MESSAGES, MESSAGES + 1)) == [MESSAGES]
-
-
-def test_no_records_are_lost_after_a_power_cut_of_the_last_in_sync_replica(
-    cluster: Brokers, topic: str
+@pytest.mark.parametrize(
+    "lose",
+    [
+        pytest.param(kill_and_empty, id="with an empty disk"),
+        pytest.param(cut_power_and_lose_the_end, id="after a power cut"),
+    ],
+)
+def test_no_records_are_lost_if_the_last_in_sync_replica_returns_without_them(
+    cluster: Brokers, topic: str, lose: Callable[[Broker, str], None]
 ) -> None:
     make(cluster, topic, [1, 2, 3], 2)
     assert len(produce(cluster, topic, range(MESSAGES), linger__ms=20)) == MESSAGES
@@ -135,19 +141,12 @@ def test_no_records_are_lost_after_a_power_cut_of_the_last_in_sync_replica(
     for number in followers:
         cluster.brokers[number].kill()
     cluster.until_in_sync(topic, [leader])
-    cut_power(cluster.brokers[leader])
-    lose_the_end(cluster.brokers[leader], topic)
+    lose(cluster.brokers[leader], topic)
     for number in [*followers, leader]:
         cluster.brokers[number].start()
     cluster.until_in_sync(topic, [1, 2, 3])
     assert stored(cluster, topic) == list(range(MESSAGES))
-
-
-def lose_the_end(broker: Broker, topic: str) -> None:
-    """Removes unsynced data: the second half of the only segment."""
-    (segment,) = Path(broker.data_dir, f"{topic}-0").glob("*.log")
-    with segment.open("r+b") as file:
-        file.truncate(segment.stat().st_size // 2)
+    assert produce(cluster, topic, range(MESSAGES, MESSAGES + 1)) == [MESSAGES]
 
 
 @pytest.mark.parametrize("has_power", [True, False])

@@ -71,64 +71,58 @@ def test_a_former_controller_does_not_retry() -> None:
     assert (failover.asked, failover.relieved) == (1, [])
 
 
-def test_stores_directories_with_failed_syncs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
+async def test_stores_directories_with_failed_syncs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
 
-        async def started() -> tuple[DataDirectories, DistrustedDirectories]:
-            logs = DataDirectories(SystemFiles(), [str(tmp_path)])
-            known = DistrustedDirectories(store, 1, logs)
-            await known.load()
-            return logs, known
-
-        logs, known = await started()
-        await known.save()
-        assert not await store.exists("/tidemill")
-        logs.distrusted |= {"one", "two"}
-        await known.save_with_retries()
-        logs, known = await started()
-        assert logs.distrusted == {"one", "two"}
-        logs.distrusted -= {"one", "two"}
-        await known.save_at_shutdown()
-        logs, _ = await started()
-        assert logs.distrusted == set()
-        await store.transact([SetData("/tidemill/distrusted_directories/1", b"{")])
-        logs, _ = await started()
-        assert logs.distrusted == set()
-        assert "/tidemill/distrusted_directories/1" in caplog.text
-        await store.close()
-
-    asyncio.run(scenario())
-
-
-def test_stores_a_failed_sync_after_an_unanswered_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> None:
-        store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
+    async def started() -> tuple[DataDirectories, DistrustedDirectories]:
         logs = DataDirectories(SystemFiles(), [str(tmp_path)])
         known = DistrustedDirectories(store, 1, logs)
-        logs.distrusted = {"one"}
+        await known.load()
+        return logs, known
+
+    logs, known = await started()
+    await known.save()
+    assert not await store.exists("/tidemill")
+    logs.distrusted |= {"one", "two"}
+    await known.save_with_retries()
+    logs, known = await started()
+    assert logs.distrusted == {"one", "two"}
+    logs.distrusted -= {"one", "two"}
+    await known.save_at_shutdown()
+    logs, _ = await started()
+    assert logs.distrusted == set()
+    await store.transact([SetData("/tidemill/distrusted_directories/1", b"{")])
+    logs, _ = await started()
+    assert logs.distrusted == set()
+    assert "/tidemill/distrusted_directories/1" in caplog.text
+    await store.close()
+
+
+async def test_stores_a_failed_sync_after_an_unanswered_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
+    logs = DataDirectories(SystemFiles(), [str(tmp_path)])
+    known = DistrustedDirectories(store, 1, logs)
+    logs.distrusted = {"one"}
+    await known.save()
+    transact = store.transact
+
+    async def lose_answer(operations: Sequence[Operation]) -> list[Result]:
+        monkeypatch.undo()
+        await transact(operations)
+        raise StoreUnavailable("the connection broke")
+
+    monkeypatch.setattr(store, "transact", lose_answer)
+    logs.distrusted = set()
+    with pytest.raises(StoreUnavailable):
         await known.save()
-        transact = store.transact
-
-        async def lose_answer(operations: Sequence[Operation]) -> list[Result]:
-            monkeypatch.undo()
-            await transact(operations)
-            raise StoreUnavailable("the connection broke")
-
-        monkeypatch.setattr(store, "transact", lose_answer)
-        logs.distrusted = set()
-        with pytest.raises(StoreUnavailable):
-            await known.save()
-        logs.distrusted = {"one"}
-        await known.save()
-        logs.distrusted = set()
-        await DistrustedDirectories(store, 1, logs).load()
-        assert logs.distrusted == {"one"}
-        await store.close()
-
-    asyncio.run(scenario())
+    logs.distrusted = {"one"}
+    await known.save()
+    logs.distrusted = set()
+    await DistrustedDirectories(store, 1, logs).load()
+    assert logs.distrusted == {"one"}
+    await store.close()
 
 
 def process_notifications(directory: Path, *, is_replaced: bool) -> tuple[list[int], int]:

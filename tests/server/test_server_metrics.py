@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -107,20 +107,8 @@ def parse_response(response: bytes) -> tuple[int, dict[str, str], bytes]:
     return int(lines[0].split()[1]), headers, body
 
 
-def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(coroutine)
-
-
-def with_endpoint(do: Callable[[MetricsEndpoint], Awaitable[None]], **keywords: Any) -> None:
-    async def whole() -> None:
-        async with endpoint(**keywords) as made:
-            await do(made)
-
-    run(whole())
-
-
-def test_responds_to_metrics_and_health_requests() -> None:
-    async def do(made: MetricsEndpoint) -> None:
+async def test_responds_to_metrics_and_health_requests() -> None:
+    async with endpoint() as made:
         status, headers, body = await ask(made, b"GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
         assert status == 200
         assert headers["content-type"].startswith("text/plain")
@@ -142,10 +130,8 @@ def test_responds_to_metrics_and_health_requests() -> None:
         assert (status, body) == (200, b"")
         assert int(headers["content-length"]) > 0
 
-    with_endpoint(do)
 
-
-def test_other_tasks_run_while_metrics_are_gathered() -> None:
+async def test_other_tasks_run_while_metrics_are_gathered() -> None:
     turns: list[str] = []
 
     def gather() -> Iterator[Family | None]:
@@ -154,27 +140,22 @@ def test_other_tasks_run_while_metrics_are_gathered() -> None:
             yield gauge(f"x{number}", "x", number)
             yield None
 
-    async def do() -> None:
-        made = MetricsEndpoint(gather, Health)
-        await made.start("127.0.0.1", 0)
-        done = asyncio.create_task(ask(made, b"GET /metrics HTTP/1.1\r\n\r\n"))
-        while not done.done():
-            turns.append("other")
-            await asyncio.sleep(0)
-        assert set(parsed((await done)[2])) >= {"x0", "x1", "x2"}
-        await made.stop()
-
-    run(do())
+    made = MetricsEndpoint(gather, Health)
+    await made.start("127.0.0.1", 0)
+    done = asyncio.create_task(ask(made, b"GET /metrics HTTP/1.1\r\n\r\n"))
+    while not done.done():
+        turns.append("other")
+        await asyncio.sleep(0)
+    assert set(parsed((await done)[2])) >= {"x0", "x1", "x2"}
+    await made.stop()
     first = turns.index("gather")
     assert turns[first : first + 5] == ["gather", "other", "gather", "other", "gather"]
 
 
-def test_an_unhealthy_broker_responds_with_503() -> None:
-    async def do(made: MetricsEndpoint) -> None:
+async def test_an_unhealthy_broker_responds_with_503() -> None:
+    async with endpoint(well=False) as made:
         status, _, body = await ask(made, b"GET /healthz HTTP/1.1\r\n\r\n")
         assert (status, json.loads(body)) == (503, {"status": "unwell", "reason": "stopping"})
-
-    with_endpoint(do, well=False)
 
 
 @pytest.mark.parametrize(
@@ -188,37 +169,31 @@ def test_an_unhealthy_broker_responds_with_503() -> None:
         (b"GET /metrics HTTP/1.1\r\nX: " + b"y" * 20_000 + b"\r\n\r\n", 431),
     ],
 )
-def test_responds_to_invalid_requests(request_bytes: bytes, status: int) -> None:
-    async def do(made: MetricsEndpoint) -> None:
+async def test_responds_to_invalid_requests(request_bytes: bytes, status: int) -> None:
+    async with endpoint() as made:
         assert (await ask(made, request_bytes))[0] == status
 
-    with_endpoint(do)
 
-
-def test_closes_a_silent_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closes_a_silent_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_endpoint, "HEAD_SECONDS_MAX", 0.05)
 
-    async def do(made: MetricsEndpoint) -> None:
+    async with endpoint() as made:
         assert (await ask(made, b"GET /metr"))[0] == 408
 
-    with_endpoint(do)
 
-
-def test_a_closed_connection_is_not_logged() -> None:
-    async def do(made: MetricsEndpoint) -> None:
+async def test_a_closed_connection_is_not_logged() -> None:
+    async with endpoint() as made:
         _, writer = await asyncio.open_connection("127.0.0.1", made.port)
         writer.write(b"GET /metr")
         writer.close()
         await writer.wait_closed()
         assert (await ask(made, b"GET /healthz HTTP/1.1\r\n\r\n"))[0] == 200
 
-    with_endpoint(do)
 
-
-def test_closes_connections_over_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closes_connections_over_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_endpoint, "CONNECTIONS_MAX", 1)
 
-    async def do(made: MetricsEndpoint) -> None:
+    async with endpoint() as made:
         _, idle = await asyncio.open_connection("127.0.0.1", made.port)
         idle.write(b"GET /metr")
         reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
@@ -228,14 +203,10 @@ def test_closes_connections_over_the_limit(monkeypatch: pytest.MonkeyPatch) -> N
         idle.write(b"ics HTTP/1.1\r\n\r\n")
         idle.close()
 
-    with_endpoint(do)
 
-
-def test_an_exception_is_a_500_response() -> None:
+async def test_an_exception_is_a_500_response() -> None:
     def gather() -> Any:
         raise RuntimeError("a fault")
 
-    async def do(made: MetricsEndpoint) -> None:
+    async with endpoint(gather=gather) as made:
         assert (await ask(made, b"GET /metrics HTTP/1.1\r\n\r\n"))[0] == 500
-
-    with_endpoint(do, gather=gather)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from tidemill.server.process import STOP_SIGNALS, Signals, StoppedWhileStarting
 from tidemill.server.startup_report import hints, loopback_warning
 from tidemill.testing import Broker
 
-Serve = Callable[..., "subprocess.CompletedProcess[str]"]
+FREE_PORT = "listeners=PLAINTEXT://127.0.0.1:0"
 
 
 def serve_once(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -52,10 +52,40 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         yield running
 
 
-def test_an_invalid_value_is_reported_with_the_allowed_values(tmp_path: Path) -> None:
-    outcome = serve_once("--set", "num.partitions=many", "-d", str(tmp_path / "d"))
-    assert_one_clear_line(outcome, "num.partitions=many", "a whole number, 1 or more", "--set num.partitions")
-    assert not (tmp_path / "d").exists()
+@pytest.mark.parametrize(
+    ("settings", "directory", "parts"),
+    [
+        pytest.param(
+            ["num.partitions=many"],
+            "new",
+            ["num.partitions=many", "a whole number, 1 or more", "--set num.partitions"],
+            id="an invalid value",
+        ),
+        pytest.param(
+            ["listeners=PLAINTEXT://127.0.0.1:{port}"],
+            "other",
+            ["127.0.0.1:{port}", "in use", "--port PORT"],
+            id="a port in use",
+        ),
+        pytest.param(
+            [FREE_PORT, "tidemill.metrics.port={port}"],
+            "other",
+            ["tidemill.metrics.port={port}", "cannot be bound"],
+            id="a metrics port in use",
+        ),
+        pytest.param([FREE_PORT], "data", ["{path}/data", "another"], id="a locked data directory"),
+        pytest.param([FREE_PORT], "file", ["{path}/file"], id="a file instead of a directory"),
+    ],
+)
+def test_an_error_of_the_start_is_reported_in_one_line(
+    tmp_path: Path, broker: Broker, settings: list[str], directory: str, parts: list[str]
+) -> None:
+    (tmp_path / "file").write_text("x")
+    options = [f"--set={one.format(port=broker.port)}" for one in settings]
+    outcome = serve_once(*options, "-d", str(tmp_path / directory))
+    assert_one_clear_line(outcome, *(part.format(port=broker.port, path=tmp_path) for part in parts))
+
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_missing_configuration_file_is_reported(tmp_path: Path) -> None:
@@ -64,43 +94,12 @@ def test_a_missing_configuration_file_is_reported(tmp_path: Path) -> None:
     assert f"{tmp_path / 'x'} does not exist: name a properties file" in outcome.stderr
 
 
-def test_a_port_in_use_is_reported(tmp_path: Path, broker: Broker) -> None:
-    outcome = serve_once(
-        "--set", f"listeners=PLAINTEXT://127.0.0.1:{broker.port}", "-d", str(tmp_path / "other")
-    )
-    assert_one_clear_line(outcome, f"127.0.0.1:{broker.port}", "in use", "--port PORT")
-
-
-def test_a_metrics_port_in_use_is_reported(tmp_path: Path, broker: Broker) -> None:
-    outcome = serve_once(
-        "--set",
-        "listeners=PLAINTEXT://127.0.0.1:0",
-        "--set",
-        f"tidemill.metrics.port={broker.port}",
-        "-d",
-        str(tmp_path / "other"),
-    )
-    assert_one_clear_line(outcome, f"tidemill.metrics.port={broker.port}", "cannot be bound")
-
-
-def test_a_locked_data_directory_is_reported(broker: Broker) -> None:
-    outcome = serve_once("--set", "listeners=PLAINTEXT://127.0.0.1:0", "-d", broker.data_dir)
-    assert_one_clear_line(outcome, broker.data_dir, "another")
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_directory_without_permissions_is_reported(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
     outcome = serve_once("--set", "listeners=PLAINTEXT://127.0.0.1:0", "-d", str(closed / "data"))
     assert_one_clear_line(outcome, str(closed), "ermission")
-
-
-def test_a_file_instead_of_the_data_directory_is_reported(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("x")
-    outcome = serve_once("--set", "listeners=PLAINTEXT://127.0.0.1:0", "-d", str(file))
-    assert_one_clear_line(outcome, str(file))
 
 
 def test_rejects_the_data_of_another_broker(tmp_path: Path) -> None:

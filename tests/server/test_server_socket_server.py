@@ -180,65 +180,53 @@ def test_the_inter_broker_listener_accepts_beyond_max_connections(
     assert caplog.text.count("was closed: max.connections=3 are open, and a broker connected") == 3
 
 
-def test_connections_with_delayed_requests_are_closed_last() -> None:
-    async def scenario() -> None:
-        async with TwoListeners(Limits(2, 99, {}, protected="BROKERS")) as door:
-            first, second = [await door.connect("CLIENTS") for _ in range(2)]
-            assert first
-            assert second
-            waiting = next(one for one in door.acceptor.connections if one.peer.number == 1)
-            waiting.respond_later()
-            assert await door.connect("BROKERS")
-            assert [await door.is_closed(one) for one in (first, second)] == [False, True]
-
-    asyncio.run(scenario())
+async def test_connections_with_delayed_requests_are_closed_last() -> None:
+    async with TwoListeners(Limits(2, 99, {}, protected="BROKERS")) as door:
+        first, second = [await door.connect("CLIENTS") for _ in range(2)]
+        assert first
+        assert second
+        waiting = next(one for one in door.acceptor.connections if one.peer.number == 1)
+        waiting.respond_later()
+        assert await door.connect("BROKERS")
+        assert [await door.is_closed(one) for one in (first, second)] == [False, True]
 
 
-def test_limits_the_connections_of_a_listener() -> None:
-    async def scenario() -> None:
-        limits = Limits(9, 99, {}, {"CLIENTS": 1, "BROKERS": 2}, "BROKERS")
-        async with TwoListeners(limits) as door:
-            only = await door.connect("CLIENTS")
-            assert only
-            assert await door.connect("CLIENTS") is None
-            assert await door.connect("BROKERS")
-            assert await door.connect("BROKERS")
-            assert await door.connect("BROKERS") is None
-            assert not await door.is_closed(only)
-            only.close()
-            await asyncio.sleep(0.01)
-            assert await door.connect("CLIENTS")
-
-    asyncio.run(scenario())
+async def test_limits_the_connections_of_a_listener() -> None:
+    limits = Limits(9, 99, {}, {"CLIENTS": 1, "BROKERS": 2}, "BROKERS")
+    async with TwoListeners(limits) as door:
+        only = await door.connect("CLIENTS")
+        assert only
+        assert await door.connect("CLIENTS") is None
+        assert await door.connect("BROKERS")
+        assert await door.connect("BROKERS")
+        assert await door.connect("BROKERS") is None
+        assert not await door.is_closed(only)
+        only.close()
+        await asyncio.sleep(0.01)
+        assert await door.connect("CLIENTS")
 
 
-def test_limits_the_connections_of_an_address_on_the_inter_broker_listener() -> None:
-    async def scenario() -> None:
-        async with TwoListeners(Limits(1, 2, {}, protected="BROKERS")) as door:
-            client = await door.connect("CLIENTS")
-            assert client
-            assert await door.connect("BROKERS")
-            assert await door.is_closed(client)
-            assert await door.connect("BROKERS")
-            assert await door.connect("BROKERS") is None
-
-    asyncio.run(scenario())
+async def test_limits_the_connections_of_an_address_on_the_inter_broker_listener() -> None:
+    async with TwoListeners(Limits(1, 2, {}, protected="BROKERS")) as door:
+        client = await door.connect("CLIENTS")
+        assert client
+        assert await door.connect("BROKERS")
+        assert await door.is_closed(client)
+        assert await door.connect("BROKERS")
+        assert await door.connect("BROKERS") is None
 
 
-def test_a_sending_or_receiving_connection_is_not_idle() -> None:
-    async def scenario() -> None:
-        async with TwoListeners(Limits(9, 99, {})) as door:
-            peers = [await door.connect("CLIENTS") for _ in range(3)]
-            assert door.acceptor.close_idle() == 0
-            assert peers[0]
-            assert await door.use(peers[0])
-            sender = next(one for one in door.acceptor.connections if one.peer.number == 2)
-            sender.respond_later().complete([bytes(4)])
-            assert door.acceptor.close_idle() == 1
-            assert [await door.is_closed(one) for one in peers if one] == [False, False, True]
-            assert door.acceptor.close_idle() == 2
-
-    asyncio.run(scenario())
+async def test_a_sending_or_receiving_connection_is_not_idle() -> None:
+    async with TwoListeners(Limits(9, 99, {})) as door:
+        peers = [await door.connect("CLIENTS") for _ in range(3)]
+        assert door.acceptor.close_idle() == 0
+        assert peers[0]
+        assert await door.use(peers[0])
+        sender = next(one for one in door.acceptor.connections if one.peer.number == 2)
+        sender.respond_later().complete([bytes(4)])
+        assert door.acceptor.close_idle() == 1
+        assert [await door.is_closed(one) for one in peers if one] == [False, False, True]
+        assert door.acceptor.close_idle() == 2
 
 
 def test_a_separate_inter_broker_listener_is_protected() -> None:

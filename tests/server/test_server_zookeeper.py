@@ -118,24 +118,21 @@ def test_a_killed_broker_registers_when_its_former_session_has_expired(address: 
             assert [topic.name for topic in admin.list_topics()] == ["kept"]
 
 
-def test_a_broker_registers_again_when_its_session_has_expired(
+async def test_a_broker_registers_again_when_its_session_has_expired(
     address: str, kazoo: Any, tmp_path: Path, expire: Callable[[ZooKeeperStore], None]
 ) -> None:
-    async def scenario() -> None:
-        listeners = {"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(tmp_path / "data")}
-        async with running(BrokerConfig.of(settings(address, **listeners))) as server:
-            _, before = kazoo.get("/brokers/ids/3")
-            epoch = int(kazoo.get("/controller_epoch")[0])
-            await asyncio.to_thread(expire, server.broker.store)
-            await until(lambda: int(kazoo.get("/controller_epoch")[0]) > epoch)
-            _, after = kazoo.get("/brokers/ids/3")
-            assert after.czxid > before.czxid
-            assert after.ephemeralOwner == server.broker.store.session_id
-            (outcome,) = await server.broker.controller.admin_manager.create_topics([NewTopic("still", 1)])
-            assert outcome.error is None
-            assert kazoo.exists("/brokers/topics/still") is not None
-
-    asyncio.run(scenario())
+    listeners = {"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(tmp_path / "data")}
+    async with running(BrokerConfig.of(settings(address, **listeners))) as server:
+        _, before = kazoo.get("/brokers/ids/3")
+        epoch = int(kazoo.get("/controller_epoch")[0])
+        await asyncio.to_thread(expire, server.broker.store)
+        await until(lambda: int(kazoo.get("/controller_epoch")[0]) > epoch)
+        _, after = kazoo.get("/brokers/ids/3")
+        assert after.czxid > before.czxid
+        assert after.ephemeralOwner == server.broker.store.session_id
+        (outcome,) = await server.broker.controller.admin_manager.create_topics([NewTopic("still", 1)])
+        assert outcome.error is None
+        assert kazoo.exists("/brokers/topics/still") is not None
 
 
 def test_a_broker_registers_again_after_a_long_pause(address: str, kazoo: Any) -> None:

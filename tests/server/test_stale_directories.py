@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -44,25 +44,21 @@ async def start(store: EmbeddedStore, *disks: Path, is_processed: bool = True) -
     return lost
 
 
-def with_store(path: Path, scenario: Callable[[EmbeddedStore], object]) -> None:
-    """Runs a coroutine with a store."""
-
-    async def run() -> None:
-        store = EmbeddedStore.open(str(path / "coordination.db"))
-        try:
-            await scenario(store)  # type: ignore[misc]
-        finally:
-            await store.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def opened_store(path: Path) -> AsyncIterator[EmbeddedStore]:
+    store = EmbeddedStore.open(str(path / "coordination.db"))
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
-def test_reports_lost_replicas_of_a_remounted_disk_after_their_rebuild_elsewhere(
+async def test_reports_lost_replicas_of_a_remounted_disk_after_their_rebuild_elsewhere(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk, away = tmp_path / "disk", tmp_path / "away"
 
-    async def scenario(store: EmbeddedStore) -> None:
+    async with opened_store(tmp_path) as store:
         fill((disk,))
         assert (await start(store, disk)).is_none
         assert (await start(store, disk)).is_none
@@ -75,15 +71,13 @@ def test_reports_lost_replicas_of_a_remounted_disk_after_their_rebuild_elsewhere
         assert (await start(store, disk)).missing == {"t": ALL}, "the first report was not processed"
         assert (await start(store, disk)).is_none
 
-    with_store(tmp_path, scenario)
 
-
-def test_reports_lost_replicas_of_a_directory_restored_from_a_backup_only(
+async def test_reports_lost_replicas_of_a_directory_restored_from_a_backup_only(
     tmp_path: Path,
 ) -> None:
     disks = (tmp_path / "a", tmp_path / "b")
 
-    async def scenario(store: EmbeddedStore) -> None:
+    async with opened_store(tmp_path) as store:
         (on_a, on_b) = fill(disks)
         assert on_a
         assert on_b
@@ -95,25 +89,21 @@ def test_reports_lost_replicas_of_a_directory_restored_from_a_backup_only(
         assert (await start(store, *disks)).missing == {"t": frozenset(on_b)}
         assert (await start(store, *disks)).is_none
 
-    with_store(tmp_path, scenario)
 
-
-def test_a_new_directory_is_not_outdated_at_the_next_start(tmp_path: Path) -> None:
+async def test_a_new_directory_is_not_outdated_at_the_next_start(tmp_path: Path) -> None:
     disks = (tmp_path / "a", tmp_path / "b")
 
-    async def scenario(store: EmbeddedStore) -> None:
+    async with opened_store(tmp_path) as store:
         fill(disks[:1])
         assert (await start(store, disks[0])).is_none
         for _ in range(2):
             assert (await start(store, *disks)).is_none
 
-    with_store(tmp_path, scenario)
 
-
-def test_a_directory_after_a_failure_is_not_outdated(tmp_path: Path) -> None:
+async def test_a_directory_after_a_failure_is_not_outdated(tmp_path: Path) -> None:
     disks = (tmp_path / "a", tmp_path / "b")
 
-    async def scenario(store: EmbeddedStore) -> None:
+    async with opened_store(tmp_path) as store:
         fill(disks)
         assert (await start(store, *disks)).is_none
         disks[1].rename(tmp_path / "away")
@@ -123,20 +113,16 @@ def test_a_directory_after_a_failure_is_not_outdated(tmp_path: Path) -> None:
         (tmp_path / "away").rename(disks[1])
         assert (await start(store, *disks)).is_none
 
-    with_store(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("damage", [b"{", b'{"version": 1, "directories": {"x": "y"}}'])
-def test_an_unreadable_node_reports_no_lost_replicas(
+async def test_an_unreadable_node_reports_no_lost_replicas(
     tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = tmp_path / "disk"
 
-    async def scenario(store: EmbeddedStore) -> None:
+    async with opened_store(tmp_path) as store:
         fill((disk,))
         assert (await start(store, disk)).is_none
         await store.transact([SetData(DirectoryStartsNode.path(NODE), damage)])
         assert (await start(store, disk)).is_none
         assert DirectoryStartsNode.path(NODE) in caplog.text
-
-    with_store(tmp_path, scenario)

@@ -233,7 +233,7 @@ class ControllerPromise:
             if not (known.is_being_deleted and self._promises.excused("being-deleted")):
                 self._broken("losses", f"{broker} has another disk, and reports {lost}: {tp} is {state}")
 
-    def _heeded(
+    def _remove_handled_losses(
         self, tp: PartitionKey, before: LeaderIsrAndControllerEpoch | None, after: LeaderIsrAndControllerEpoch
     ) -> None:
         """A replica that joins the ISR, or is recorded as lost, has nothing more to report."""
@@ -270,7 +270,7 @@ class ControllerPromise:
                     tp = (parts[3], int(parts[5]))
                     old = written.before.get(operation.path)
                     state = PartitionStateNode.decode(*tp, old.data) if old is not None else None
-                    self._heeded(tp, state, PartitionStateNode.decode(*tp, operation.data))
+                    self._remove_handled_losses(tp, state, PartitionStateNode.decode(*tp, operation.data))
                     if process is not None and context is not None:
                         self._check_state(written, tp, operation, process, context)
                     else:

@@ -479,7 +479,7 @@ class CoordinatorPromise:
             is_replaced = value is not None and _is_as_written_but_for_ids(group, value)
             if not (is_replaced and self._excused("static-id")):
                 self._tell(watched, f"treats {group_id} as stable, and its log does not: {value}")
-        problem = _amiss(group) or self._missing_timer(watched.shard, group)
+        problem = _inconsistency_of(group) or self._missing_timer(watched.shard, group)
         if problem:
             self._tell(watched, f"group {group_id} is {group.state.value}, and {problem}")
 
@@ -557,7 +557,7 @@ def _tombstones_failed(watched: Watched, write: Write) -> None:
     watched.gone = [one._replace(has_failed=one.has_failed or one.key in failed) for one in watched.gone]
 
 
-def _amiss(group: GroupMetadata) -> str:
+def _inconsistency_of(group: GroupMetadata) -> str:
     """Returns the contradictions within a group."""
     members = group.members
     waiting = sum(one.joining is not None for one in members.values())

@@ -164,7 +164,7 @@ class EmptyDiskScenario(FullCluster):
             await self._is_counted_on()
         await self._is_alone()
         self._mend()
-        await self._come_to_rest()
+        await self._wait_until_settled()
         self._check_logs()
 
     def _serves(self, node: Node) -> bool:
@@ -208,7 +208,7 @@ class EmptyDiskScenario(FullCluster):
                 lambda: self.cut(follower, leader), lambda: follower.node_id in self.pending()
             )
         else:
-            await self._returns(lambda: self.cut(follower, leader), self._has_it_all)
+            await self._returns(lambda: self.cut(follower, leader), self._has_all_records)
         former = self.epoch()
         self.kill(follower)
         self.wipe(follower)
@@ -217,7 +217,7 @@ class EmptyDiskScenario(FullCluster):
         await self.at(lambda: self.epoch() not in (None, former))
         assert not self.is_in_sync()
 
-    def _has_it_all(self) -> bool:
+    def _has_all_records(self) -> bool:
         mine = self.replica(self.follower)
         return mine is not None and mine.log.end_offset == self.led().log.end_offset
 

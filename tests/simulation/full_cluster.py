@@ -211,11 +211,11 @@ class FullCluster(Simulation):
         self.promises.min_insync.begin(self.min_isr_default)
         self._configs: dict[str, BrokerConfig] = {}
         self._moving: set[PartitionKey] = set()
-        self._heeded: dict[int, Process | None] = {}
+        self._losses_cleared_by: dict[int, Process | None] = {}
         """By broker the process whose losses were processed: further reports of it are ignored."""
         self._unread_settings: set[str] = set()
         """Paths of settings that were written past all brokers, and that no controller has read since."""
-        self._unheeded_states: dict[str, int] = {}
+        self._unapplied_states: dict[str, int] = {}
         """State nodes that had eligible replicas then, with their versions: controllers rewrite them."""
         self._operator_s: dict[PartitionKey, float] = {}
         self.committers = [
@@ -339,7 +339,7 @@ class FullCluster(Simulation):
             TOPIC,
             phases=self.phases,
             write=self._write_min_insync,
-            is_unheeded=self._is_unheeded,
+            has_unapplied_writes=self._has_unapplied_writes,
             pause_s=pause_s,
         )
         return [admin]
@@ -359,27 +359,27 @@ class FullCluster(Simulation):
                 ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", TOPIC), sequential=True
             )
             write = SetData(path, data, node.version) if node is not None else Create(path, data)
-            self._note_unheeded(path)
+            self._record_unapplied(path)
             await store.transact([write, change])
             self.events.count("min.insync.replicas written to the store by others")
         finally:
             await store.close()
 
-    def _note_unheeded(self, path: str) -> None:
+    def _record_unapplied(self, path: str) -> None:
         self._unread_settings.add(path)
         for tp in self.promises.partitions:
             state_path = PartitionStateNode.path(*tp)
             node = self.store.tree.get(state_path)
             if node is not None and PartitionStateNode.decode(*tp, node.data).elr:
-                self._unheeded_states[state_path] = node.version
+                self._unapplied_states[state_path] = node.version
 
-    def _is_unheeded(self) -> bool:
+    def _has_unapplied_writes(self) -> bool:
         """Whether no controller has applied a direct write to the store yet."""
-        for path, version in list(self._unheeded_states.items()):
+        for path, version in list(self._unapplied_states.items()):
             node = self.store.tree.get(path)
             if node is None or node.version != version:
-                del self._unheeded_states[path]
-        return bool(self._unread_settings or self._unheeded_states) or not self._is_known_to_controller()
+                del self._unapplied_states[path]
+        return bool(self._unread_settings or self._unapplied_states) or not self._is_known_to_controller()
 
     def _is_known_to_controller(self) -> bool:
         """Whether the controller uses the stored value. The rest of its broker may know it before."""
@@ -502,7 +502,7 @@ class FullCluster(Simulation):
                 self.controllers.registered(broker_id, lost)
             if node is not None and not is_created and lost.is_none:
                 if is_its_own:
-                    self._heeded[broker_id] = machine.process
+                    self._losses_cleared_by[broker_id] = machine.process
                 if self.variations.has_lost_answers:
                     self._lose_answer(node.owner)
         elif path.startswith("/config/"):
@@ -530,7 +530,7 @@ class FullCluster(Simulation):
             if self.variations.has_lost_isr_answers and tp in self.promises.partitions:
                 self._lose_isr_answer(tp, state.leader, set(state.isr))
             self.state_written(tp, state.leader, state.leader_epoch, tuple(state.isr))
-            if not self._is_unheeded():
+            if not self._has_unapplied_writes():
                 self.promises.eligible_written(tp, state.elr)
 
     def _process_of(self, session: int) -> Process | None:
@@ -653,7 +653,7 @@ class FullCluster(Simulation):
         self._unread_settings.discard(path)
         if path.startswith(f"{BROKER_IDS}/"):
             broker_id = int(path.rpartition("/")[2])
-            if self._heeded.get(broker_id) is self.node(broker_id).process:
+            if self._losses_cleared_by.get(broker_id) is self.node(broker_id).process:
                 return
             self.promises.loss_read(broker_id, BrokerNode.decode(broker_id, node.data).lost)
 

@@ -17,15 +17,15 @@ HEADER = "message"
 
 
 @lru_cache(maxsize=1 << 14)
-def _luck(producer: str, number: int) -> int:
+def _hash_of(producer: str, number: int) -> int:
     return zlib.crc32(f"{producer}:{number}".encode())
 
 
 def key_of(message: tuple[str, int]) -> bytes:
     """Returns the key of a producer's message with this number."""
-    return b"key-%d" % (_luck(*message) % KEYS)
+    return b"key-%d" % (_hash_of(*message) % KEYS)
 
 
 def is_tombstone(message: tuple[str, int]) -> bool:
     """Whether the message is sent without a value."""
-    return (_luck(*message) >> 8) % TOMBSTONES == 0
+    return (_hash_of(*message) >> 8) % TOMBSTONES == 0

@@ -115,7 +115,7 @@ class ReliableController:
         known = self._brokers.get(broker.node_id)
         return known is not None and known[1] is broker
 
-    def _heeded(self, broker: ReplicationBroker) -> None:
+    def _clear_losses(self, broker: ReplicationBroker) -> None:
         """A broker learns that its losses were handled, and removes them from its registration."""
         known = self.image.brokers.get(broker.node_id)
         if known is not None and not known.lost.is_none and self.is_registered(broker):
@@ -215,7 +215,7 @@ class ReliableController:
             if number > self._sent_numbers.get(node_id, 0):
                 self._sent_numbers[node_id] = number
                 broker.take(image)
-                self._ask(process, lambda: self._heeded(broker))
+                self._ask(process, lambda: self._clear_losses(broker))
 
         self.loop.call_at(self.network.arrival_s(), arrive, context=process.context)
         self.network.world_timer(self.loop.time() + AGAIN_S, lambda: self._tell(node_id))

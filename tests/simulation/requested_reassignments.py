@@ -91,7 +91,7 @@ class RequestedReassignments:
             CANCEL in requested and before.is_reassigning and target == before.origin
         )
 
-    def at_rest(self) -> None:
+    def check_settled(self) -> None:
         """The cluster is at rest: the last successful request is applied, except for requests without a
         response.
         """

@@ -263,18 +263,18 @@ class MinInsyncAdmin(Client):
         *client: Any,
         phases: ChangePhases,
         write: Callable[[str | None], Awaitable[None]],
-        is_unheeded: Callable[[], bool],
+        has_unapplied_writes: Callable[[], bool],
         pause_s: float,
     ) -> None:
         """``write`` writes the topic's value directly to the store.
 
-        ``is_unheeded``: no controller has applied the last direct write yet. Of two such changes it would
-        read only the last (``docs/decisions/eligible-leader-replicas.md``).
+        ``has_unapplied_writes``: no controller has applied the last direct write yet. Of two such changes a
+        controller would read only the last (``docs/decisions/eligible-leader-replicas.md``).
         """
         super().__init__(*client)
         self.phases = phases
         self.write = write
-        self.is_unheeded = is_unheeded
+        self.has_unapplied_writes = has_unapplied_writes
         self.pause_s = pause_s
 
     async def work(self) -> None:
@@ -284,7 +284,7 @@ class MinInsyncAdmin(Client):
             await self._wait_until(self._has_eligible)
         elif luck < 0.3:
             await self._wait_until(self._is_out_of_sync)
-        if self.ended or self.is_unheeded():
+        if self.ended or self.has_unapplied_writes():
             return
         setting, luck = self.promises.min_insync, self.random.random()
         if luck < 0.2:

@@ -438,7 +438,7 @@ class Simulation:
         self.faults = Faults(self)
         breaking = self.loop.create_task(self.faults.run(), context=WORLD)
         if self.variations.has_operator and self.is_whole:
-            self.loop.create_task(self._be_on_duty(), context=WORLD)
+            self.loop.create_task(self._elect_waiting_leaders(), context=WORLD)
         await self._stopped
         self._check_stopped()
         self._check_progress()
@@ -446,9 +446,9 @@ class Simulation:
         breaking.cancel()
         self.events.add("*** nothing breaks any more")
         self._mend()
-        await self._come_to_rest()
+        await self._wait_until_settled()
         self._check_logs()
-        self.promises.reassignments.at_rest()
+        self.promises.reassignments.check_settled()
 
     def _look(self) -> None:
         now = self.loop.time()
@@ -805,14 +805,14 @@ class Simulation:
             if node.process.paused:
                 self.loop.resume(node.process)
 
-    async def _come_to_rest(self) -> None:
+    async def _wait_until_settled(self) -> None:
         began_s = moved_s = self.loop.time()
         reached = 0
         for consumer in self.consumers:
             consumer.again = 0.0
         for client in self._clients():
             client.ended = client not in self.consumers
-        while missing := self._unrest():
+        while missing := self._unsettled_state():
             self._check_stopped()
             now_s = self.loop.time()
             if (now_reached := self._reached()) != reached:
@@ -834,7 +834,7 @@ class Simulation:
         ends = sum(int(one.log.end_offset) for node in self.nodes for one in node.partitions)
         return ends + sum(consumer.position for consumer in self.consumers)
 
-    async def _be_on_duty(self) -> None:
+    async def _elect_waiting_leaders(self) -> None:
         """An operator has leaders elected for waiting partitions, so that they accept writes again."""
         while not self.faults.ended:
             for tp, known in list(self.promises.partitions.items()):
@@ -848,10 +848,10 @@ class Simulation:
             if self.promises.needs_election(tp) and self.elect_unclean(tp):
                 self.promises.excused("needs-operator")
 
-    def _unrest(self) -> str:
+    def _unsettled_state(self) -> str:
         """Returns the deviations from rest; empty without any."""
         for tp in self.partition_keys():
-            problem = self._unrest_of(tp)
+            problem = self._unsettled_partition(tp)
             if problem:
                 return problem
         for client in self._clients():
@@ -859,7 +859,7 @@ class Simulation:
                 return f"{client.name} does not know what became of what it asked for"
         return self._behind()
 
-    def _unrest_of(self, tp: PartitionKey) -> str:
+    def _unsettled_partition(self, tp: PartitionKey) -> str:
         known = self.promises.partitions[tp]
         if known.adding or known.removing:
             return f"{tp} is still being moved: to {known.replicas}, adding {known.adding}"

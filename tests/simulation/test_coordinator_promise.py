@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -185,17 +185,6 @@ async def coordinated() -> AsyncIterator[Coordinated]:
         await stage.service.stop()
 
 
-def run(story: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Runs a test in a separate loop."""
-
-    def play() -> None:
-        asyncio.run(story())
-
-    play.__name__ = story.__name__
-    return play
-
-
-@run
 async def test_a_coordinator_equal_to_its_log_breaks_no_promise() -> None:
     async with coordinated() as stage:
         assert await stage.commit(5) is ErrorCode.NONE
@@ -217,7 +206,6 @@ async def test_a_coordinator_equal_to_its_log_breaks_no_promise() -> None:
         assert stage.broken == []
 
 
-@run
 async def test_a_committed_offset_that_is_not_in_the_log_is_found() -> None:
     async with coordinated() as stage:
         await stage.commit(5)
@@ -226,7 +214,6 @@ async def test_a_committed_offset_that_is_not_in_the_log_is_found() -> None:
         assert "group simple" in stage.broken[0]
 
 
-@run
 async def test_an_offset_commit_acknowledged_before_it_is_committed_is_found() -> None:
     async with coordinated() as stage:
         stage.led.waits = True
@@ -235,7 +222,6 @@ async def test_an_offset_commit_acknowledged_before_it_is_committed_is_found() -
         assert "and 0 is committed" in stage.broken[0]
 
 
-@run
 async def test_groups_served_before_their_log_is_committed_are_found() -> None:
     async with coordinated() as stage:
         await stage.commit(5)
@@ -250,7 +236,6 @@ async def test_groups_served_before_their_log_is_committed_are_found() -> None:
         assert "which is committed up to 0" in stage.broken[0]
 
 
-@run
 async def test_an_incompletely_loaded_log_is_found() -> None:
     async with coordinated() as stage:
         await stage.commit(5)
@@ -265,7 +250,6 @@ async def test_an_incompletely_loaded_log_is_found() -> None:
         assert any("knows None of group g" in one for one in stage.broken)
 
 
-@run
 async def test_groups_of_a_partition_that_another_broker_leads_are_found() -> None:
     async with coordinated() as stage:
         stage.look()
@@ -277,26 +261,22 @@ async def test_groups_of_a_partition_that_another_broker_leads_are_found() -> No
 
 @pytest.mark.parametrize("instance_id", [None, "i"])
 @pytest.mark.parametrize("state", ["generation", "leader", "assignment", "protocol"])
-def test_a_stable_group_that_differs_from_its_log_is_found(state: str, instance_id: str | None) -> None:
-    async def story() -> None:
-        async with coordinated() as stage:
-            member = await stage.make_stable(instance_id)
-            group = stage.shard._state_machine.groups["g"]
-            if state == "generation":
-                group.generation += 1
-            elif state == "leader":
-                group.leader = None
-            elif state == "protocol":
-                group.protocol_name = "sticky"
-            else:
-                group.members[member].assignment = b"y"
-            await stage.commit(1)
-            assert any("treats g as stable" in one for one in stage.broken)
-
-    asyncio.run(story())
+async def test_a_stable_group_that_differs_from_its_log_is_found(state: str, instance_id: str | None) -> None:
+    async with coordinated() as stage:
+        member = await stage.make_stable(instance_id)
+        group = stage.shard._state_machine.groups["g"]
+        if state == "generation":
+            group.generation += 1
+        elif state == "leader":
+            group.leader = None
+        elif state == "protocol":
+            group.protocol_name = "sticky"
+        else:
+            group.members[member].assignment = b"y"
+        await stage.commit(1)
+        assert any("treats g as stable" in one for one in stage.broken)
 
 
-@run
 async def test_a_returned_static_member_has_its_new_id_before_the_log_has_it() -> None:
     async with coordinated() as stage:
         await stage.make_stable("i")
@@ -312,7 +292,6 @@ async def test_a_returned_static_member_has_its_new_id_before_the_log_has_it() -
         assert (stage.broken, stage.excuses) == ([], Counter())
 
 
-@run
 async def test_an_assignment_of_another_generation_is_found() -> None:
     async with coordinated() as stage:
         with mock.patch.object(
@@ -325,7 +304,6 @@ async def test_an_assignment_of_another_generation_is_found() -> None:
         assert "assigns b'z'" in stage.broken[0]
 
 
-@run
 async def test_a_member_whose_session_never_ends_is_found() -> None:
     async with coordinated() as stage:
         member = await stage.make_stable()
@@ -344,18 +322,14 @@ async def test_a_member_whose_session_never_ends_is_found() -> None:
         ("state", GroupState.PREPARING_REBALANCE, "the time to join never ends"),
     ],
 )
-def test_an_inconsistent_group_is_found(name: str, value: object, text: str) -> None:
-    async def story() -> None:
-        async with coordinated() as stage:
-            await stage.make_stable()
-            setattr(stage.shard._state_machine.groups["g"], name, value)
-            await stage.commit(1)
-            assert any(text in one for one in stage.broken)
-
-    asyncio.run(story())
+async def test_an_inconsistent_group_is_found(name: str, value: object, text: str) -> None:
+    async with coordinated() as stage:
+        await stage.make_stable()
+        setattr(stage.shard._state_machine.groups["g"], name, value)
+        await stage.commit(1)
+        assert any(text in one for one in stage.broken)
 
 
-@run
 async def test_a_member_that_waits_for_an_assignment_without_a_leader_is_found() -> None:
     async with coordinated() as stage:
         member = await stage.make_stable()
@@ -364,7 +338,6 @@ async def test_a_member_that_waits_for_an_assignment_without_a_leader_is_found()
         assert "wait for an assignment without a leader" in stage.broken[0]
 
 
-@run
 async def test_a_heartbeat_without_effect_is_found() -> None:
     async with coordinated() as stage:
         member = await stage.make_stable()
@@ -377,7 +350,6 @@ async def test_a_heartbeat_without_effect_is_found() -> None:
         assert "session timeout is unchanged" in stage.broken[0]
 
 
-@run
 async def test_a_coordinator_that_serves_unloaded_groups_is_found() -> None:
     async with coordinated() as stage:
         stage.service.resign(0)
@@ -388,7 +360,6 @@ async def test_a_coordinator_that_serves_unloaded_groups_is_found() -> None:
         assert "has not loaded its log" in stage.broken[0]
 
 
-@run
 async def test_a_member_that_did_not_join_a_generation_is_found() -> None:
     async with coordinated() as stage:
         first = await stage.make_stable()
@@ -404,7 +375,6 @@ async def test_a_member_that_did_not_join_a_generation_is_found() -> None:
         assert "did not join" in stage.broken[0]
 
 
-@run
 async def test_committed_offsets_that_outlive_their_topic_are_found() -> None:
     async with coordinated() as stage:
         await stage.commit(5)
@@ -417,7 +387,6 @@ async def test_committed_offsets_that_outlive_their_topic_are_found() -> None:
         assert "keeps" in stage.broken[0]
 
 
-@run
 async def test_a_committed_offset_that_outlives_its_topic_is_found_after_another_write_failed() -> None:
     async with coordinated() as stage:
         await stage.commit(5)
@@ -433,7 +402,6 @@ async def test_a_committed_offset_that_outlives_its_topic_is_found_after_another
         assert not stage.excuses
 
 
-@run
 async def test_a_committed_offset_may_outlive_its_topic_if_the_write_of_its_tombstone_failed() -> None:
     async with coordinated() as stage:
         await stage.commit(5)

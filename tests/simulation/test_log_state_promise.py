@@ -195,7 +195,7 @@ def know_another_producer(log: Log) -> None:
     log.producer_state.apply_batch(8, 0, 0, 4, 0, NOW, NOW)
 
 
-def take_all_for_synced(log: Log) -> None:
+def treat_all_as_synced(log: Log) -> None:
     log.durability.recovery_point = log.end_offset
 
 
@@ -233,7 +233,7 @@ def test_state_that_compaction_may_have_removed_is_excused(
         (forget_a_producer, "producers"),
         (know_a_later_sequence, "producers"),
         (know_another_producer, "producers"),
-        (take_all_for_synced, "recovery-point"),
+        (treat_all_as_synced, "recovery-point"),
     ],
 )
 def test_log_state_that_differs_from_the_segments_is_found(fault: Callable[[Log], None], found: str) -> None:
@@ -248,7 +248,7 @@ def test_a_truncation_and_a_new_recovery_point_are_checked() -> None:
     forget_a_producer(kept.log)
     kept.look()
     assert kept.broken == [], "nothing has happened to the log"
-    take_all_for_synced(kept.log)
+    treat_all_as_synced(kept.log)
     kept.look()
     assert [one.partition(":")[0] for one in kept.broken] == ["recovery-point"]
     kept.broken.clear()
@@ -431,7 +431,7 @@ def test_the_recovery_point_of_a_compacted_log_is_checked(is_compacted: bool) ->
     kept = Kept()
     if is_compacted:
         kept.log.set_config(LogConfig(cleanup_policy=("compact",)))
-    take_all_for_synced(kept.log)
+    treat_all_as_synced(kept.log)
     assert kept.found() == ["recovery-point"]
 
 

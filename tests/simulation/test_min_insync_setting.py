@@ -212,7 +212,7 @@ def test_a_replica_that_left_before_a_raised_value_was_read_may_lack_committed_r
     assert changed.promises.may_forget(TP)
 
 
-def test_records_after_such_an_election_are_held_by_the_replicas_eligible_then() -> None:
+def test_records_after_an_excused_election_are_held_by_the_replicas_eligible_at_the_election() -> None:
     changed = Changed()
     changed.now = 20.0
     changed.write(2)

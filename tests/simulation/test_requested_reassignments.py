@@ -30,7 +30,7 @@ def test_a_reassignment_ends_with_the_requested_replicas() -> None:
     moved = Moved()
     moved.reassignments.accepted(TP, [1, 4, 5])
     moved.written([5, 4, 1])
-    moved.reassignments.at_rest()
+    moved.reassignments.check_settled()
     assert moved.broken == []
 
 
@@ -62,12 +62,12 @@ def test_an_accepted_request_is_applied_unless_a_later_one_is_unanswered(is_answ
     moved.written([1, 2, 3])
     if is_answered:
         moved.reassignments.accepted(TP, None)
-    moved.reassignments.at_rest()
+    moved.reassignments.check_settled()
     assert moved.broken == []
     if is_answered:
         moved.reassignments.requested(TP, [1, 2])
         moved.reassignments.accepted(TP, [1, 2])
-        moved.reassignments.at_rest()
+        moved.reassignments.check_settled()
         assert moved.broken == ["reassignment: ('t', 0) ends with [1, 2, 3], and [1, 2] were accepted"]
 
 
@@ -75,5 +75,5 @@ def test_requests_for_a_former_topic_do_not_apply_to_a_recreated_one() -> None:
     moved = Moved()
     moved.reassignments.accepted(TP, [1, 4, 5])
     moved.reassignments.written(TP, b"j" * 16, [2, 3], [], [])
-    moved.reassignments.at_rest()
+    moved.reassignments.check_settled()
     assert moved.broken == []

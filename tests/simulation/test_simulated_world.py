@@ -333,7 +333,7 @@ def test_a_writer_waits_for_a_slow_reader(stage: Stage) -> None:
 
 # -- the store
 
-STORE_TESTS: dict[str, Callable[..., None]] = {
+STORE_TESTS: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
     name: check
     for name, check in vars(test_coordination_store).items()
     if name.startswith("test_") and list(inspect.signature(check).parameters) == ["sessions"]
@@ -354,9 +354,8 @@ async def simulated_sessions() -> AsyncIterator[tuple[Store, Store]]:
 
 
 @pytest.mark.parametrize("name", sorted(STORE_TESTS))
-def test_the_simulated_store_passes_the_store_tests(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asyncio, "run", run_simulated)
-    STORE_TESTS[name](simulated_sessions)
+def test_the_simulated_store_passes_the_store_tests(name: str) -> None:
+    run_simulated(STORE_TESTS[name](simulated_sessions))
 
 
 @pytest.mark.parametrize("seed", range(3))

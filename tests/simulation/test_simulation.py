@@ -67,15 +67,15 @@ def starts(end: int, step: int, first: int = 1) -> range:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", starts(CLUSTER_SEEDS, SEEDS_A_TEST))
-def test_clusters_keep_their_promises(seed: int) -> None:
-    run("cluster", seed)
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", starts(REPLICATION_SEEDS, SEEDS_A_TEST))
-def test_replication_keeps_its_promises(seed: int) -> None:
-    run("replication", seed)
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        *[("cluster", seed) for seed in starts(CLUSTER_SEEDS, SEEDS_A_TEST)],
+        *[("replication", seed) for seed in starts(REPLICATION_SEEDS, SEEDS_A_TEST)],
+    ],
+)
+def test_clusters_keep_their_promises(kind: str, seed: int) -> None:
+    run(kind, seed)
 
 
 @pytest.mark.timeout(600)

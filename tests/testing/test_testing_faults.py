@@ -327,15 +327,24 @@ def test_a_group_continues_after_coordinator_not_available(broker: Broker, topic
         assert admin.group_offsets("group")[TopicPartition(topic, 0)].offset == 1
 
 
-def test_rejects_unknown_names_with_similar_ones(broker: Broker) -> None:
-    with pytest.raises(ValueError, match="'Produse' is not an API of the protocol; did you mean Produce"):
-        broker.fail_next("Produse", "NOT_LEADER_OR_FOLLOWER")
-    with pytest.raises(ValueError, match="did you mean NOT_LEADER_OR_FOLLOWER"):
-        broker.fail_next("Produce", "NOT_LEADER_OR_FOLOWER")
-    with pytest.raises(ValueError, match="is not an error"):
-        broker.fail_next("Produce", 0)
-    with pytest.raises(ValueError, match="times=0"):
-        broker.fail_next("Produce", 6, 0)
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (
+            ("Produse", "NOT_LEADER_OR_FOLLOWER"),
+            "'Produse' is not an API of the protocol; did you mean Produce",
+        ),
+        (("Produce", "NOT_LEADER_OR_FOLOWER"), "did you mean NOT_LEADER_OR_FOLLOWER"),
+        (("Produce", 0), "is not an error"),
+        (("Produce", 6, 0), "times=0"),
+    ],
+)
+def test_rejects_invalid_faults_with_the_next_step(broker: Broker, given: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        broker.fail_next(*given)
+
+
+def test_rejects_an_unknown_cut_with_the_known_ones(broker: Broker) -> None:
     with pytest.raises(ValueError, match="silent, reset"):
         broker.cut("cable")
 
@@ -500,7 +509,7 @@ def test_links_forward_large_messages_of_many_clients_unchanged(broker: Broker, 
 
 
 @pytest.mark.parametrize("first", ["client", "server"])
-def test_a_link_closes_the_descriptors_of_ended_connections(first: str) -> None:
+async def test_a_link_closes_the_descriptors_of_ended_connections(first: str) -> None:
     """Otherwise each connection would leave two descriptors."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -511,30 +520,27 @@ def test_a_link_closes_the_descriptors_of_ended_connections(first: str) -> None:
         writer.close()
         await writer.wait_closed()
 
-    async def run_connections() -> None:
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        network = Network()
-        number = network.do({"do": "open", "kind": "store", "target": "1", "source": "2"})["port"]
-        port = network.ports[number]
-        port.upstream = server.sockets[0].getsockname()
-        port.listen()
-        for _ in range(3):
-            reader, writer = await asyncio.open_connection("127.0.0.1", number)
-            writer.write(b"ping")
-            assert await reader.readexactly(4) == b"ping"
-            if first == "client":
-                writer.write_eof()
-            assert await reader.read() == b""
-            writer.close()
-            await writer.wait_closed()
-        for _ in range(500):
-            if not port.pairs:
-                break
-            await asyncio.sleep(0.01)
-        assert not port.pairs
-        port._stop_listening()
-        port._socket.close()
-        server.close()
-        await server.wait_closed()
-
-    asyncio.run(run_connections())
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    network = Network()
+    number = network.do({"do": "open", "kind": "store", "target": "1", "source": "2"})["port"]
+    port = network.ports[number]
+    port.upstream = server.sockets[0].getsockname()
+    port.listen()
+    for _ in range(3):
+        reader, writer = await asyncio.open_connection("127.0.0.1", number)
+        writer.write(b"ping")
+        assert await reader.readexactly(4) == b"ping"
+        if first == "client":
+            writer.write_eof()
+        assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
+    for _ in range(500):
+        if not port.pairs:
+            break
+        await asyncio.sleep(0.01)
+    assert not port.pairs
+    port._stop_listening()
+    port._socket.close()
+    server.close()
+    await server.wait_closed()

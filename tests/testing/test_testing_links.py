@@ -68,30 +68,21 @@ def cut(how: str) -> dict[str, Any]:
     return {"do": "cut", "ends": [CLIENTS, "1"], "how": how}
 
 
-def test_a_silent_cut_holds_a_connection_that_is_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        async with while_it_opens(monkeypatch, cut(SILENT)) as (received, _):
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(received.get(), SHORT_S)
-
-    asyncio.run(run())
+async def test_a_silent_cut_holds_a_connection_that_is_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with while_it_opens(monkeypatch, cut(SILENT)) as (received, _):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(received.get(), SHORT_S)
 
 
-def test_a_reset_cut_closes_a_connection_that_is_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        async with while_it_opens(monkeypatch, cut(RESET)) as (received, client):
-            with pytest.raises(ConnectionResetError):
-                await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1), LONG_S)
-            assert received.empty()
-
-    asyncio.run(run())
+async def test_a_reset_cut_closes_a_connection_that_is_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with while_it_opens(monkeypatch, cut(RESET)) as (received, client):
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1), LONG_S)
+        assert received.empty()
 
 
-def test_a_link_healed_while_a_connection_is_being_opened_forwards_its_data(
+async def test_a_link_healed_while_a_connection_is_being_opened_forwards_its_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def run() -> None:
-        async with while_it_opens(monkeypatch, {"do": "heal"}, before=cut(SILENT)) as (received, _):
-            assert await asyncio.wait_for(received.get(), LONG_S) == FRAME
-
-    asyncio.run(run())
+    async with while_it_opens(monkeypatch, {"do": "heal"}, before=cut(SILENT)) as (received, _):
+        assert await asyncio.wait_for(received.get(), LONG_S) == FRAME

@@ -49,16 +49,16 @@ def fields(header: RequestHeader) -> tuple[int, int, int, str | None, int]:
     return header.api_key, header.api_version, header.correlation_id, header.client_id, header.body_position
 
 
-def test_request_header_0() -> None:
-    assert fields(parse_request_header(HEADER_0 + b"body")) == (7, 0, 5, None, 8)
-
-
-def test_request_header_1() -> None:
-    assert fields(parse_request_header(HEADER_1)) == (12, 3, 0x102, "me!", 13)
-
-
-def test_request_header_2() -> None:
-    assert fields(parse_request_header(HEADER_2)) == (12, 4, 2**31 - 1, None, len(HEADER_2))
+@pytest.mark.parametrize(
+    ("data", "parsed"),
+    [
+        pytest.param(HEADER_0 + b"body", (7, 0, 5, None, 8), id="version 0"),
+        pytest.param(HEADER_1, (12, 3, 0x102, "me!", 13), id="version 1"),
+        pytest.param(HEADER_2, (12, 4, 2**31 - 1, None, len(HEADER_2)), id="version 2"),
+    ],
+)
+def test_request_headers_are_parsed(data: bytes, parsed: tuple[int, int, int, str | None, int]) -> None:
+    assert fields(parse_request_header(data)) == parsed
 
 
 def test_parses_a_header_inside_a_longer_buffer() -> None:

@@ -21,7 +21,7 @@ from tidemill.wire.primitives import (
     ("value", "text"),
     [(0, "00"), (127, "7f"), (128, "8001"), (300, "ac02"), (2**32 - 1, "ffffffff0f")],
 )
-def test_uvarints_byte_by_byte(value: int, text: str) -> None:
+def test_uvarints_have_their_encoding(value: int, text: str) -> None:
     data = bytes.fromhex(text)
     assert encode_uvarint(value) == data
     assert read_uvarint(b"??" + data + b"!", 2, 2 + len(data)) == (value, 2 + len(data))

@@ -196,11 +196,11 @@ class MetadataRequestAlone(Struct, versions="0"):
     name: str = field(STRING)
 
 
-def test_version_ranges() -> None:
-    assert parse_versions("3-12") == (3, 12)
-    assert parse_versions("7") == (7, 7)
-    assert parse_versions("9+") == (9, 32767)
-    assert parse_versions("") == (0, -1)
+@pytest.mark.parametrize(
+    ("text", "first", "last"), [("3-12", 3, 12), ("7", 7, 7), ("9+", 9, 32767), ("", 0, -1)]
+)
+def test_version_ranges_are_parsed(text: str, first: int, last: int) -> None:
+    assert parse_versions(text) == (first, last)
 
 
 def test_requests_and_responses_have_the_same_versions() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 from tidemill.client import completed_fetch
@@ -16,7 +17,6 @@ EntryCursor = partial(record_cursor.EntryCursor, **LIMIT)
 open_cursor = partial(record_cursor.open_cursor, check_crcs=True, **LIMIT)
 read_stored = partial(record_reader.read_stored, check_crcs=True, **LIMIT)
 read_records = partial(record_reader.read_records, **LIMIT)
-iter_records = partial(record_reader.iter_records, **LIMIT)
 decode_columns = partial(columns.decode_columns, **LIMIT)
 down = partial(format_conversion.down, **LIMIT)
 RecordLimits = partial(batch_validation.RecordLimits, **LIMIT)
@@ -25,3 +25,10 @@ DirectoryCheck = partial(verify.DirectoryCheck, **LIMIT)
 DumpOptions = partial(dump.DumpOptions, **LIMIT)
 dump_entries = partial(dump.entries, **LIMIT)
 CompletedFetch = partial(completed_fetch.CompletedFetch, **LIMIT)
+
+
+def iter_records(
+    data: bytes, start_offset: int = 0, check_crcs: bool = True
+) -> Iterator[record_reader.Record]:
+    """Yields the records in ``data`` from ``start_offset`` on."""
+    return record_reader.iter_records(data, UNPACKED_BYTES_MAX, start_offset, check_crcs)

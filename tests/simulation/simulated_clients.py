@@ -484,7 +484,7 @@ class Consumer(Client):
 
     def _take(self, records: bytes, topic_id: bytes, asked_s: float, address: str) -> None:
         answered_s = self.answered_s(address)
-        for record in iter_records(records, self.position, unpacked_bytes_max=UNPACKED_BYTES_MAX):
+        for record in iter_records(records, UNPACKED_BYTES_MAX, self.position):
             if record.offset != self.position:
                 self.promises.skipped(self.name, self.tp, topic_id, self.position, record.offset)
             message = Message.of(record)

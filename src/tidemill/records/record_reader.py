@@ -74,11 +74,7 @@ def read_stored(stored: Batch | Entry, check_crcs: bool, unpacked_bytes_max: i64
 
 
 def iter_records(
-    data: bytes,
-    start_offset: i64 = 0,
-    check_crcs: bool = True,
-    *,
-    unpacked_bytes_max: i64,
+    data: bytes, unpacked_bytes_max: i64, start_offset: i64 = 0, check_crcs: bool = True
 ) -> Iterator[Record]:
     """Yields the records in ``data`` from ``start_offset`` on, without those of control batches.
 

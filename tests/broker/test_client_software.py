@@ -9,8 +9,6 @@ import pytest
 from test_request_order import Peer, served
 
 from tidemill.broker.client_software import librdkafka_version, misreads_old_formats
-from tidemill.replication.partition import Partition
-from tidemill.server.broker_server import BrokerServer
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.api_versions import ApiVersionsRequest
 
@@ -57,10 +55,14 @@ async def fetch_max(peer: Peer, name: str, version: str) -> int:
     return int(found)
 
 
-def test_fetch_11_is_the_last_version_announced_to_affected_clients(
+async def test_fetch_11_is_the_last_version_announced_to_affected_clients(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+    def lines() -> list[str]:
+        return [one.getMessage() for one in caplog.records if "uses librdkafka" in one.getMessage()]
+
+    caplog.set_level(logging.INFO, "tidemill.broker")
+    async with served(tmp_path) as (server, _):
         peer = await Peer.of(server)
         assert await fetch_max(peer, "apache-kafka-java", "4.3.1") == FETCH_LAST
         assert await fetch_max(peer, "librdkafka", "2.16.0") == FETCH_LAST
@@ -81,23 +83,17 @@ def test_fetch_11_is_the_last_version_announced_to_affected_clients(
         await peer.close()
         await other.close()
 
-    def lines() -> list[str]:
-        return [one.getMessage() for one in caplog.records if "uses librdkafka" in one.getMessage()]
 
+async def test_the_number_of_logged_clients_is_limited(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "tidemill.broker")
-    served(test, tmp_path)
-
-
-def test_the_number_of_logged_clients_is_limited(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def test(server: BrokerServer, partition: Partition) -> None:
+    async with served(tmp_path) as (server, _):
         peer = await Peer.of(server)
         for number in range(1100):
             version = f"{number}.{'9' * 300}-librdkafka-2.5.0"
             assert await fetch_max(peer, "x", version) == 11
         await peer.close()
-
-    caplog.set_level(logging.INFO, "tidemill.broker")
-    served(test, tmp_path)
     named = [one.getMessage() for one in caplog.records if "uses librdkafka" in one.getMessage()]
     assert len(named) == 1000
     assert max(map(len, named)) < 500

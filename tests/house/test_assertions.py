@@ -1,4 +1,4 @@
-"""Every test has an assertion, or calls a helper that has one."""
+"""Every test has an assertion, or calls a helper that has one, and enters its context managers."""
 
 from __future__ import annotations
 
@@ -112,6 +112,25 @@ def defined(path: Path, called: ast.expr) -> Iterator[tuple[Path, Function]]:
             is_module = isinstance(called.value, ast.Name) and called.value.id == one.stem
             if is_module and called.attr in module(one).functions:
                 yield one, module(one).functions[called.attr]
+
+
+def is_context_manager(function: Function) -> bool:
+    """Returns whether the function is decorated as a context manager."""
+    return any(ast.unparse(one).endswith("contextmanager") for one in function.decorator_list)
+
+
+def test_every_context_manager_is_entered() -> None:
+    # The body of a context manager that is called as a function never runs, and its test passes.
+    found = [
+        f"{path.relative_to(TESTS)}:{node.lineno}: {ast.unparse(node)}"
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Name)
+        and any(is_context_manager(function) for _, function in defined(path, node.value.func))
+    ]
+    assert found == []
 
 
 def test_every_test_states_a_fact_that_can_fail() -> None:

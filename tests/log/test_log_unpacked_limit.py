@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from compaction_stage import clean, opened, rows
 
-from default_limits import Check, CompletedFetch, decode_columns, iter_records
+from default_limits import Check, CompletedFetch, decode_columns
 from record_builders import build_batch, build_message_set
 from tidemill.broker.conversion_jobs import DownConversionJob
 from tidemill.broker.log_configs import log_config
@@ -33,6 +33,7 @@ from tidemill.records.builder import BatchBuilder
 from tidemill.records.columns import OFFSET_MAX
 from tidemill.records.end_transaction_marker import ABORT, MARKER_BATCH_BYTES_MAX, EndTransactionMarker
 from tidemill.records.format_conversion import KEEP_CODEC, for_storage
+from tidemill.records.record_reader import iter_records
 from tidemill.replication.message_format import validation_limits_of
 from tidemill.wire.fetch_layout import FetchedPartition
 
@@ -70,7 +71,7 @@ def reads(directory: Path, data: bytes, magic: int, limit: int) -> dict[str, Cal
     found: dict[str, Callable[[], Any]] = {
         "lookup": lambda: log.offset_for_timestamp(NOW + 1) if magic else (NOW + 5, 1),
         "old consumer": lambda: DownConversionJob(data, 0, 0, EVERYTHING, limit).run(),
-        "client's records": lambda: list(iter_records(data, unpacked_bytes_max=limit)),
+        "client's records": lambda: list(iter_records(data, limit)),
         "client's columns": lambda: decode_columns(data, 0, OFFSET_MAX, unpacked_bytes_max=limit).count,
         "compaction": lambda: clean(log),
         "another codec": lambda: for_storage(

@@ -12,6 +12,7 @@ import pytest
 from replica_stage import Broker as Logs
 
 from tidemill.broker.alter_partition_manager import RETRY_S, AlterPartitionManager
+from tidemill.broker.api_declaration import HandledApi
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.replication.partition import Partition
 from tidemill.replication.partition_state import PartitionState
@@ -36,8 +37,7 @@ class Controller:
 
     async def send_when_connected(
         self,
-        key: int,
-        versions: tuple[int, int],
+        api: HandledApi,
         build: Callable[[], AlterPartitionRequest],
         response_type: type[AlterPartitionResponse],
     ) -> Any:

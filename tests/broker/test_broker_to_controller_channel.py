@@ -11,6 +11,7 @@ import pytest
 
 from tidemill.broker import broker_to_controller_channel
 from tidemill.broker.broker_to_controller_channel import BrokerToControllerChannel
+from tidemill.broker.handlers import envelope
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.net.link import Link, LinkError
 from tidemill.wire.messages.envelope import EnvelopeRequest, EnvelopeResponse
@@ -73,7 +74,7 @@ async def channel_to(brokers: Brokers) -> AsyncIterator[BrokerToControllerChanne
 
 
 async def send(channel: BrokerToControllerChannel) -> Any:
-    return await channel.send_request(0, (0, 0), EnvelopeRequest(), EnvelopeResponse)
+    return await channel.send_request(envelope.API, EnvelopeRequest(), EnvelopeResponse)
 
 
 def message_of(problem: pytest.ExceptionInfo[KafkaError]) -> str:

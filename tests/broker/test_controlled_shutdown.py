@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tidemill.broker.api_declaration import HandledApi
 from tidemill.broker.controlled_shutdown import controlled_shutdown
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.model.types import TopicPartition
@@ -94,17 +95,13 @@ class RemoteController:
 
     def __init__(self, *responses: ControlledShutdownResponse) -> None:
         self.responses = list(responses)
-        self.requests: list[tuple[int, int, tuple[int, int]]] = []
+        self.requests: list[tuple[int, int]] = []
 
     async def send_request(
-        self,
-        key: ApiKey,
-        versions: tuple[int, int],
-        request: Any,
-        response_type: type[ControlledShutdownResponse],
+        self, api: HandledApi, request: Any, response_type: type[ControlledShutdownResponse]
     ) -> ControlledShutdownResponse:
-        assert (key, response_type) == (ApiKey.CONTROLLED_SHUTDOWN, ControlledShutdownResponse)
-        self.requests.append((request.broker_id, request.broker_epoch, versions))
+        assert (api.key, response_type) == (ApiKey.CONTROLLED_SHUTDOWN, ControlledShutdownResponse)
+        self.requests.append((request.broker_id, request.broker_epoch))
         return self.responses.pop(0)
 
 
@@ -144,7 +141,7 @@ def test_requests_are_sent_until_no_partition_remains(caplog: pytest.LogCaptureF
         "1 partitions have no other in-sync replica, orders-3 for instance",
         "other brokers lead all partitions that this broker led",
     ]
-    assert channel.requests == [(1, 7, (3, 3))] * 2
+    assert channel.requests == [(1, 7)] * 2
     assert channel.responses == []
 
 

@@ -114,12 +114,14 @@ CONTEXT: Any = SimpleNamespace()
 def test_every_api_is_answered_by_the_handler_of_its_name() -> None:
     for key, api in APIS.items():
         name = ApiKey(key).name.lower()
-        if key not in (ApiKey.PRODUCE, ApiKey.FETCH):  # they have ways of their own
-            handler = importlib.import_module(f"tidemill.broker.handlers.{name}")
-            assert api is handler.API
-            assert api.handle is handler.handle
-            response = inspect.signature(api.handle).return_annotation.split(" | ")[0]
-            assert response == f"messages.{response_class(key).__name__}"
+        if key in (ApiKey.PRODUCE, ApiKey.FETCH):
+            assert api is importlib.import_module(f"tidemill.broker.{name}_handler").API
+            continue
+        handler = importlib.import_module(f"tidemill.broker.handlers.{name}")
+        assert api is handler.API
+        assert api.handle is handler.handle
+        response = inspect.signature(api.handle).return_annotation.split(" | ")[0]
+        assert response == f"messages.{response_class(key).__name__}"
         assert api.request_class() is request_class(key)
 
 

@@ -10,7 +10,7 @@ import pytest
 from paths_bench import NOW, OFFSETS, PRODUCE, Bench, batch, bench_in, produce_request
 
 from record_builders import build_message_set
-from tidemill.broker.produce_checks import CHECKS
+from tidemill.broker.produce_admission_checks import CHECKS
 from tidemill.model.errors import ErrorCode
 from tidemill.records.batch import GZIP, ZSTD
 

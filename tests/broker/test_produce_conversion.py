@@ -16,13 +16,15 @@ from tidemill.broker.conversion_workers import ConversionWorkers
 from tidemill.broker.produce_admission import (
     WRAPPER_BYTES_MAX,
     MessageSetAppend,
-    PartitionAppend,
+    ReadyAppend,
     RecordsConversion,
+    ValidatedPartition,
+    WrapperCompression,
     append_of_stored,
 )
 from tidemill.broker.produce_codec import Appended, PartitionRecords, ProduceRequest
 from tidemill.broker.produce_conversion import REQUESTS_MAX, ProduceConversion
-from tidemill.broker.produce_handler import AdmittedRequest
+from tidemill.broker.produce_handler import AdmittedRequest, PreparedRequest
 from tidemill.records.batch import GZIP, NO_COMPRESSION
 from tidemill.records.format_conversion import for_storage
 
@@ -62,14 +64,14 @@ class Handler:
 
     def __init__(self, bench: Bench, slow: Slow) -> None:
         self.clock = bench.clock
-        self.appended: list[AdmittedRequest] = []
+        self.appended: list[PreparedRequest] = []
         self._handler = bench.produces
         self._slow = slow
 
-    def append(self, admitted: AdmittedRequest, number: int, append: Any, now_ms: int) -> Appended:
+    def append(self, prepared: PreparedRequest, number: int, append: Any, now_ms: int) -> Appended:
         self._slow.held -= 1
-        self.appended.append(admitted)
-        result = self._handler.append(admitted, number, append, now_ms)
+        self.appended.append(prepared)
+        result = self._handler.append(prepared, number, append, now_ms)
         assert isinstance(result, Appended)
         return result
 
@@ -88,26 +90,29 @@ class Stage:
         records = PartitionRecords(b"t", index, 0, len(data))
         return RecordsConversion(records, self.bench.partition("t", index), data)
 
-    def converted(self, data: bytes) -> PartitionAppend:
+    def converted(self, data: bytes) -> ReadyAppend | WrapperCompression:
         """Converted records of the first partition."""
         partition = self.bench.partition()
         stored = for_storage(data, 0, len(data), 0, NO_COMPRESSION, partition.validation_limits, NOW, False)
         return append_of_stored(PartitionRecords(b"t", 0, 0, len(data)), partition, data, stored)
 
-    def request(self, *partitions: PartitionAppend) -> AdmittedRequest:
+    async def prepare(self, *partitions: ValidatedPartition) -> PreparedRequest:
+        """Prepares a request with ``partitions``."""
         request = ProduceRequest(2, 1, 1, 1000, False, [])
-        return AdmittedRequest(self.connection, None, request, 0, list(partitions))
-
-    async def prepare(self, admitted: AdmittedRequest) -> None:
-        await self.slow.prepare(self.handler, admitted)
+        reply = self.connection.respond_later()
+        admitted = AdmittedRequest(self.connection, reply, request, 0, list(partitions))
+        prepared = await self.slow.prepare(self.handler, admitted, list(partitions))
+        reply.complete([])
+        return prepared
 
 
 def test_the_number_of_concurrent_conversions_is_limited(bench: Bench) -> None:
     stage = Stage(bench)
 
     async def run() -> None:
-        requests = [stage.request(stage.conversion(LARGE)) for _ in range(5 * REQUESTS_MAX)]
-        await asyncio.gather(*map(stage.prepare, requests))
+        requests = await asyncio.gather(
+            *(stage.prepare(stage.conversion(LARGE)) for _ in range(5 * REQUESTS_MAX))
+        )
         assert sorted(map(id, stage.handler.appended)) == sorted(map(id, requests))
         assert 1 < stage.slow.held_most <= REQUESTS_MAX
         assert not bench.partition().reserved
@@ -123,8 +128,7 @@ def test_converted_records_are_appended_before_the_next_conversion(bench: Bench,
     stage = Stage(bench)
 
     async def run() -> None:
-        one = stage.request(*(stage.conversion(data, index) for index in range(PARTITIONS)))
-        await stage.prepare(one)
+        one = await stage.prepare(*(stage.conversion(data, index) for index in range(PARTITIONS)))
         assert (len(stage.handler.appended), stage.slow.held_most) == (PARTITIONS, 1)
         assert all(isinstance(part, Appended) for part in one.partitions)
 
@@ -136,8 +140,7 @@ def test_entries_of_one_partition_stay_in_order(bench: Bench) -> None:
 
     async def run() -> None:
         first, second = stage.converted(SMALL), stage.conversion(SMALL)
-        one = stage.request(first, second)
-        await stage.prepare(one)
+        one = await stage.prepare(first, second)
         # The handler appends the first one, and then the second one.
         assert stage.handler.appended == []
         assert one.partitions[0] is first
@@ -152,11 +155,11 @@ def test_unconverted_records_do_not_wait_for_the_conversion_of_another_topic(ben
 
     async def run() -> None:
         busy = [
-            asyncio.create_task(stage.prepare(stage.request(stage.conversion(LARGE, index % PARTITIONS))))
+            asyncio.create_task(stage.prepare(stage.conversion(LARGE, index % PARTITIONS)))
             for index in range(5 * REQUESTS_MAX)
         ]
         await asyncio.sleep(0)
-        await stage.prepare(stage.request(stage.converted(SMALL)))
+        await stage.prepare(stage.converted(SMALL))
         assert not any(task.done() for task in busy)
         await asyncio.gather(*busy)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tidemill.broker.apply_leader_and_isr import state_of
 from tidemill.broker.broker_to_controller_channel import BrokerToControllerChannel
+from tidemill.broker.handlers import alter_partition
 from tidemill.controller.alter_partition import AlterPartitionItem, IsrMember
 from tidemill.controller.controller import KafkaController
 from tidemill.coordination.coordination_store import StoreError
@@ -19,7 +20,6 @@ from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.replication.partition import Partition
 from tidemill.replication.partition_state import PartitionState
 from tidemill.replication.replica_manager import ReplicaManager
-from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.alter_partition import (
     AlterPartitionRequest,
     AlterPartitionRequestPartitionData,
@@ -30,7 +30,6 @@ from tidemill.wire.messages.alter_partition import (
 
 logger = logging.getLogger("tidemill.broker")
 
-VERSIONS = (3, 3)
 RETRY_S = 0.05
 RETRY_S_MAX = 1.0
 """The first and the longest pause after a request with changes that have to be sent again."""
@@ -209,7 +208,7 @@ class AlterPartitionManager:
         if self._controller.is_active:
             return await self._alter_locally(changes)
         response = await self._channel.send_when_connected(
-            ApiKey.ALTER_PARTITION, VERSIONS, lambda: self._request(changes), AlterPartitionResponse
+            alter_partition.API, lambda: self._request(changes), AlterPartitionResponse
         )
         if response.error_code != 0:
             raise KafkaError("the controller refuses ISR changes", ErrorCode(response.error_code))

@@ -1,4 +1,4 @@
-"""The declaration of an API by its handler: key, versions, class of the request, function."""
+"""The declaration of an API by the module that handles it: key, versions, class of the request, function."""
 
 from __future__ import annotations
 
@@ -20,6 +20,14 @@ Outcome: TypeAlias = Response | Coroutine[object, object, Response]
 Handler: TypeAlias = "Callable[[Broker, RequestContext, Request], Outcome[Struct]]"
 
 
+class CompiledApi(NamedTuple):
+    """An API that :class:`~tidemill.broker.kafka_apis.KafkaApis` handles, and its versions."""
+
+    key: ApiKey
+    first: int
+    last: int
+
+
 class HandledApi(NamedTuple):
     """An API and its versions, from ``first`` to ``last``, with the function that handles its requests."""
 
@@ -32,9 +40,17 @@ class HandledApi(NamedTuple):
     to_controller: bool
     """Whether only the controller handles its requests. Other brokers forward them to the controller."""
 
+    @property
+    def versions(self) -> tuple[int, int]:
+        """The first and the last version. Requests to other brokers have one of them."""
+        return self.first, self.last
+
     def has_version(self, version: int) -> bool:
         """Whether the handler accepts requests of ``version``."""
         return self.first <= version <= self.last
+
+
+ServedApi: TypeAlias = CompiledApi | HandledApi
 
 
 def declare_api(

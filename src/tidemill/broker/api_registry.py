@@ -1,15 +1,14 @@
-"""The APIs of this broker, collected from the declarations of their handlers.
+"""The APIs of this broker, collected from the declarations of the modules that handle them.
 
 ApiVersions announces this table. An API of :mod:`tidemill.wire.apis` without an entry is refused.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Final, NoReturn
+from typing import Final
 
-from tidemill.broker import produce_codec
-from tidemill.broker.api_declaration import HandledApi, declare_api
+from tidemill.broker import fetch_handler, produce_handler
+from tidemill.broker.api_declaration import HandledApi, ServedApi
 from tidemill.broker.handlers import (
     alter_configs,
     alter_partition,
@@ -59,21 +58,11 @@ from tidemill.broker.handlers import (
     update_metadata,
 )
 from tidemill.model.errors import ProtocolError
-from tidemill.wire import fetch_layout
-from tidemill.wire.apis import API, ApiKey, request_class
+from tidemill.wire.apis import API, ApiKey
 
-
-def _handle_compiled(broker: object, context: object, request: object) -> NoReturn:
-    raise RuntimeError("Produce and Fetch are handled by KafkaApis")
-
-
-def _compiled(key: ApiKey, first: int, last: int) -> HandledApi:
-    return declare_api(key, first, last, partial(request_class, key), _handle_compiled)
-
-
-_HANDLED: Final = (
-    _compiled(ApiKey.PRODUCE, produce_codec.FIRST_VERSION, produce_codec.LAST_VERSION),
-    _compiled(ApiKey.FETCH, fetch_layout.FIRST_VERSION, fetch_layout.LAST_VERSION),
+_SERVED: Final[tuple[ServedApi, ...]] = (
+    produce_handler.API,
+    fetch_handler.API,
     list_offsets.API,
     metadata.API,
     leader_and_isr.API,
@@ -121,17 +110,18 @@ _HANDLED: Final = (
     describe_topic_partitions.API,
 )
 
-APIS: Final[dict[int, HandledApi]] = {api.key: api for api in _HANDLED}
-"""All handled APIs, by key."""
+APIS: Final[dict[int, ServedApi]] = {api.key: api for api in _SERVED}
+"""All served APIs, by key."""
 
 
 def api_for(key: int, version: int) -> HandledApi:
     """Returns the API that handles a request, or the one that refuses a known API or version.
 
+    Produce and Fetch are refused: KafkaApis handles their served versions.
     Raises ProtocolError for an unknown key or version: its request cannot be decoded.
     """
     api = APIS.get(key)
-    if api is not None and api.has_version(version):
+    if isinstance(api, HandledApi) and api.has_version(version):
         return api
     if key not in API:
         raise ProtocolError(f"{key} is no API key of this protocol (requested version {version})")

@@ -6,16 +6,15 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from tidemill.broker.handlers import create_topics
 from tidemill.controller.auto_created_topics import automatic_topic
 from tidemill.controller.topics import NewTopic
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.wire.apis import ApiKey
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
     from tidemill.broker.broker_to_controller_channel import BrokerToControllerChannel
 
-VERSIONS = (7, 7)
 TIMEOUT_MS = 10_000
 METADATA_WAIT_S_MAX = 2.0
 """How long this broker waits for the metadata of the created topics."""
@@ -81,7 +80,7 @@ async def _send_create_topics(
         ],
         timeout_ms=TIMEOUT_MS,
     )
-    response = await channel.send_request(ApiKey.CREATE_TOPICS, VERSIONS, request, CreateTopicsResponse)
+    response = await channel.send_request(create_topics.API, request, CreateTopicsResponse)
     return {
         one.name: KafkaError(one.error_message or "", ErrorCode(one.error_code))
         for one in response.topics

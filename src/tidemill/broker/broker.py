@@ -10,7 +10,7 @@ from tidemill.model.errors import ErrorCode, KafkaError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tidemill.broker.api_declaration import HandledApi
+    from tidemill.broker.api_declaration import ServedApi
     from tidemill.broker.apply_leader_and_isr import LeaderAndIsrApplier
     from tidemill.broker.broker_to_controller_channel import BrokerToControllerChannel
     from tidemill.broker.controller_request_handler import ControllerRequests
@@ -46,7 +46,7 @@ class Broker:
     metadata_cache: MetadataCache
     node_id: int
     cluster_id: str
-    apis: Mapping[int, HandledApi]
+    apis: Mapping[int, ServedApi]
     """The APIs that this broker handles, by key."""
     controller: KafkaController
     failover: Failover

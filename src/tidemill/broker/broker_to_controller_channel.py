@@ -14,11 +14,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from tidemill.broker.api_declaration import HandledApi
 from tidemill.broker.connect_errors import connect_with_retries
+from tidemill.broker.handlers import envelope as envelope_handler
 from tidemill.coordination.topic_image import NO_BROKER
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.net.link import Link, LinkError
-from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.envelope import EnvelopeRequest, EnvelopeResponse
 from tidemill.wire.schema import Struct
 
@@ -104,23 +105,19 @@ class BrokerToControllerChannel:
             self._link = asyncio.get_running_loop().create_future()
 
     async def send_request(
-        self, key: int, versions: tuple[int, int], request: Struct, response_type: type[ResponseT]
+        self, api: HandledApi, request: Struct, response_type: type[ResponseT]
     ) -> ResponseT:
         """Returns the controller's response. Raises KafkaError (NOT_CONTROLLER) without a response."""
-        return await self.send_when_connected(key, versions, lambda: request, response_type)
+        return await self.send_when_connected(api, lambda: request, response_type)
 
     async def send_when_connected(
-        self,
-        key: int,
-        versions: tuple[int, int],
-        build: Callable[[], Struct],
-        response_type: type[ResponseT],
+        self, api: HandledApi, build: Callable[[], Struct], response_type: type[ResponseT]
     ) -> ResponseT:
         """Sends a request as :meth:`send_request`. ``build`` is called after the connection is open."""
         try:
             link = await self._connected_link()
-            version = link.version_of(key, *versions)
-            return await link.request(key, version, build(), response_type, self._request_timeout_s)
+            version = link.version_of(api.key, *api.versions)
+            return await link.request(api.key, version, build(), response_type, self._request_timeout_s)
         except LinkError as problem:
             raise KafkaError(
                 f"the controller does not respond: {problem}. Try again.", ErrorCode.NOT_CONTROLLER
@@ -160,7 +157,7 @@ class BrokerToControllerChannel:
                 client_host_address=address_bytes,
             )
             try:
-                response = await self.send_request(ApiKey.ENVELOPE, (0, 0), envelope, EnvelopeResponse)
+                response = await self.send_request(envelope_handler.API, envelope, EnvelopeResponse)
             except KafkaError as problem:
                 logger.info("a request could not be forwarded: %s", problem)
                 return None

@@ -7,15 +7,14 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from tidemill.broker.broker import Broker
+from tidemill.broker.handlers import controlled_shutdown as handler
 from tidemill.coordination.coordination_store import StoreError
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
-from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.controlled_shutdown import ControlledShutdownRequest, ControlledShutdownResponse
 
 logger = logging.getLogger("tidemill.broker")
 
-VERSIONS = (3, 3)
 RETRY_S = 0.2
 """The pause before the request is sent again within one attempt, if the controller does not respond."""
 
@@ -118,9 +117,7 @@ async def _send_request(broker: Broker, epoch: int) -> Sequence[TopicPartition]:
     channel = broker.controller_channel
     if channel is None:
         return []
-    response = await channel.send_request(
-        ApiKey.CONTROLLED_SHUTDOWN, VERSIONS, request, ControlledShutdownResponse
-    )
+    response = await channel.send_request(handler.API, request, ControlledShutdownResponse)
     if response.error_code != 0:
         known = response.error_code in set(ErrorCode)
         code = ErrorCode(response.error_code) if known else ErrorCode.UNKNOWN_SERVER_ERROR

@@ -27,6 +27,7 @@ from tidemill.broker.controller_request_batch import (
     request_builders,
 )
 from tidemill.broker.controller_request_handler import TopicKey
+from tidemill.broker.handlers import leader_and_isr, stop_replica, update_metadata
 from tidemill.coordination.cluster_image import BrokerImage, ClusterImage, Delta
 from tidemill.model.errors import ErrorCode
 from tidemill.model.event_loop_slices import run_in_slices
@@ -39,11 +40,7 @@ from tidemill.wire.schema import Struct, release_in_slices
 
 logger = logging.getLogger("tidemill.controller")
 
-VERSIONS = {
-    ApiKey.LEADER_AND_ISR: (5, 7),
-    ApiKey.STOP_REPLICA: (3, 4),
-    ApiKey.UPDATE_METADATA: (7, 8),
-}
+VERSIONS = {api.key: api.versions for api in (leader_and_isr.API, stop_replica.API, update_metadata.API)}
 RESPONSE_TYPES: dict[ApiKey, type[LeaderAndIsrResponse | StopReplicaResponse | UpdateMetadataResponse]] = {
     ApiKey.LEADER_AND_ISR: LeaderAndIsrResponse,
     ApiKey.STOP_REPLICA: StopReplicaResponse,
@@ -241,10 +238,9 @@ class ControllerChannel:
         try:
             for key, builder in request_builders(batch, self.broker, self._listener):
                 request = await run_in_slices(builder)
-                low, high = VERSIONS[key]
                 response = await link.request(
                     key,
-                    link.version_of(key, low, high),
+                    link.version_of(key, *VERSIONS[key]),
                     request,
                     RESPONSE_TYPES[key],
                     self._request_timeout_s,

@@ -7,9 +7,11 @@ registered with the partitions of their request.
 
 The states::
 
-    LOOKING_UP   the partitions are being looked up, for a large fetch in slices
-    WAITING      registered with the partitions, with a deadline
-    COMPLETED    the response is being built or was sent, or the connection is closed
+    LOOKING_UP     the partitions are being looked up, for a large fetch in slices
+    WAITING        registered with the partitions, with a deadline
+    COUNT_DUE      as LOOKING_UP; then the readable bytes are counted, because a transaction may have ended
+    RESPONSE_DUE   as LOOKING_UP; then the response is sent, whatever it has
+    COMPLETED      the response is being built or was sent, or the connection is closed
 """
 
 from __future__ import annotations
@@ -29,20 +31,31 @@ from tidemill.wire.fetch_layout import FetchRequest
 
 LOOKING_UP: Final[i64] = 0
 WAITING: Final[i64] = 1
-COMPLETED: Final[i64] = 2
+COUNT_DUE: Final[i64] = 2
+RESPONSE_DUE: Final[i64] = 3
+COMPLETED: Final[i64] = 4
 
-BEGIN_WAITING: Final[i64] = 0
-LOOK_UP_AGAIN: Final[i64] = 1
-COMPLETE: Final[i64] = 2
+END_LOOK_UP: Final[i64] = 0
+"""All partitions have been looked up, and the response is not sent now."""
+COUNT: Final[i64] = 1
+"""A transaction may have ended."""
+LOOK_UP_AGAIN: Final[i64] = 2
+"""The look-up that counts the readable bytes begins."""
+RESPOND: Final[i64] = 3
+"""The fetch has enough bytes, a partition has another change for the client, or the deadline has passed."""
+COMPLETE: Final[i64] = 4
+"""The response is built, or the connection is closed."""
 
 TRANSITIONS: Final = TransitionTable(
     "fetch",
-    ["LOOKING_UP", "WAITING", "COMPLETED"],
-    ["BEGIN_WAITING", "LOOK_UP_AGAIN", "COMPLETE"],
+    ["LOOKING_UP", "WAITING", "COUNT_DUE", "RESPONSE_DUE", "COMPLETED"],
+    ["END_LOOK_UP", "COUNT", "LOOK_UP_AGAIN", "RESPOND", "COMPLETE"],
     [
-        [WAITING, NONE, COMPLETED],  # LOOKING_UP
-        [NONE, LOOKING_UP, COMPLETED],  # WAITING
-        [NONE, NONE, COMPLETED],  # COMPLETED
+        [WAITING, COUNT_DUE, NONE, RESPONSE_DUE, COMPLETED],  # LOOKING_UP
+        [NONE, COUNT_DUE, NONE, RESPONSE_DUE, COMPLETED],  # WAITING
+        [COUNT_DUE, COUNT_DUE, LOOKING_UP, RESPONSE_DUE, COMPLETED],  # COUNT_DUE
+        [RESPONSE_DUE, RESPONSE_DUE, NONE, RESPONSE_DUE, COMPLETED],  # RESPONSE_DUE
+        [COMPLETED, NONE, NONE, NONE, COMPLETED],  # COMPLETED
     ],
 )
 
@@ -80,22 +93,22 @@ class FetchCompletion:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SlicedFetch:
-    """Handles one large fetch in slices."""
+    """Handles one large fetch in slices. The fetch is in the state that follows the event."""
 
-    def complete(self) -> None:
-        """Sends the response with the bytes that can be read now, or at the end of a running look-up."""
+    def respond(self) -> None:
+        """Looks up the partitions of a fetch that has waited, and sends the response."""
         raise NotImplementedError
 
     def count_committed(self) -> None:
-        """Counts the readable bytes again."""
+        """Counts the readable bytes of a fetch that has waited."""
         raise NotImplementedError
 
     def send(self) -> None:
         """Builds and sends the response from the results."""
         raise NotImplementedError
 
-    def cancel(self) -> None:
-        """Stops, as the connection is closed."""
+    def drop(self) -> None:
+        """Releases a fetch that has waited, and whose connection is closed."""
         raise NotImplementedError
 
 
@@ -136,28 +149,41 @@ class DelayedFetch(FetchWaiter):
 
     def register(self) -> None:
         """Registers the fetch with the partitions of the look-up, and releases the results."""
-        session = self.session
-        if session is not None:
-            session.add_waiter(self, self.session_partitions, self.results.partitions)
-        else:
-            for data in self.results.partitions:
-                if data.partition is not None:
-                    self.register_on(data.partition)
+        self.begin_registration()
+        self.register_some(0, self.count)
         self.drop_results()
 
-    def register_on(self, partition: Partition) -> None:
-        """Registers the fetch with a partition, which then notifies it."""
-        partition.delayed.wait_readable(self, self.request.replica_id)
-        self.registered_on.append(partition)
+    def begin_registration(self) -> None:
+        """Registers the fetch with its session, whose partitions then notify it."""
+        if self.session is not None:
+            self.session.waiters.append(self)
+
+    def register_some(self, begin: i64, end: i64) -> None:
+        """Registers the partitions from ``begin`` up to ``end``, which have been looked up."""
+        found = self.results.partitions
+        if self.session is not None:
+            self.session.register_some(self.session_partitions, found, begin, end)
+            return
+        index = begin
+        while index < end:
+            partition = found[index].partition
+            if partition is not None:
+                partition.delayed.wait_readable(self, self.request.replica_id)
+                self.registered_on.append(partition)
+            index += 1
 
     def unregister(self) -> None:
-        """Removes the fetch from all partitions."""
-        session = self.session
-        if session is not None:
-            session.remove_waiter(self)
-        for partition in self.registered_on:
-            partition.delayed.stop_waiting(self)
-        self.registered_on = []
+        """Removes the fetch from its session and all partitions."""
+        self.unregister_some(len(self.registered_on))
+
+    def unregister_some(self, count: i64) -> bool:
+        """Removes the fetch from its session and up to ``count`` partitions. Returns whether none is left."""
+        if self.session is not None and self in self.session.waiters:
+            self.session.waiters.remove(self)
+        while self.registered_on and count > 0:
+            self.registered_on.pop().delayed.stop_waiting(self)
+            count -= 1
+        return not self.registered_on
 
     def on_readable(self, partition: WatchedPartition, added_bytes: i64) -> None:
         """Notifies the fetch that a partition has more bytes, or another change for the client."""
@@ -201,6 +227,7 @@ class DelayedFetch(FetchWaiter):
 
     def drop(self) -> None:
         """Releases request, results and session. The timer refers to the fetch itself until the deadline."""
+        self.apply(COMPLETE)
         self.drop_results()
         self.request = NO_REQUEST
         self.sliced = None

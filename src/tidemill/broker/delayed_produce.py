@@ -37,10 +37,11 @@ class UnsentResponse:
         self.reply: Final = reply
         self.request: Final = request
         self.results: Final = results
+        """The results of the appends, without later errors."""
 
-    def send(self) -> None:
-        """Sends it, after the responses to earlier requests of its connection."""
-        self.reply.complete([encode(self.request, self.results)])
+    def send(self, results: list[PartitionResult]) -> None:
+        """Sends it with ``results``, after the responses to earlier requests of its connection."""
+        self.reply.complete([encode(self.request, results)])
 
 
 class DelayedProduce(OffsetWaiter):
@@ -87,11 +88,12 @@ class DelayedProduce(OffsetWaiter):
     def _fail(self, append: AwaitedAppend, error: KafkaError) -> None:
         self.failures[append.number] = Refused(append.partition.index, error)
 
-    def replace_failed(self, results: list[PartitionResult]) -> None:
-        """Replaces the results of the appends that failed since."""
-        for number, refused in self.failures.items():
-            results[number] = refused
-        self.failures.clear()
+    def with_failures(self, results: list[PartitionResult]) -> list[PartitionResult]:
+        """Returns ``results`` with the errors of the appends that failed since."""
+        if not self.failures:
+            return results
+        failures, self.failures = self.failures, {}
+        return [failures.get(number, result) for number, result in enumerate(results)]
 
     def is_completed(self) -> bool:
         """Whether the response is sent, or the connection is closed."""
@@ -114,5 +116,4 @@ class DelayedProduce(OffsetWaiter):
         response = self.response
         if response is not None:
             self.response = None
-            self.replace_failed(response.results)
-            response.send()
+            response.send(self.with_failures(response.results))

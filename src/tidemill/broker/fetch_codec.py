@@ -122,15 +122,6 @@ class FetchEncoder:
         return True
 
 
-def encode(
-    request: FetchRequest, session_id: i32, partitions: list[FetchPartitionData]
-) -> list[ResponsePart]:
-    """Encodes the whole response."""
-    encoder = FetchEncoder(request, session_id, partitions)
-    encoder.run(len(partitions))
-    return encoder.pieces
-
-
 def encode_partition(out: BytesWriter, data: FetchPartitionData, request: FetchRequest) -> None:
     """Writes one partition up to its records. The aborted transactions are null unless READ_COMMITTED."""
     version = request.version

@@ -20,15 +20,19 @@ from typing import Final
 
 from mypy_extensions import i16, i32, i64, mypyc_attr
 
+from tidemill.broker.api_declaration import CompiledApi
 from tidemill.broker.delayed_fetch import (
-    BEGIN_WAITING,
     COMPLETE,
     COMPLETED,
+    COUNT,
+    END_LOOK_UP,
+    LOOK_UP_AGAIN,
+    RESPOND,
     WAITING,
     DelayedFetch,
     FetchCompletion,
 )
-from tidemill.broker.fetch_codec import encode, encode_error
+from tidemill.broker.fetch_codec import FetchEncoder, encode_error
 from tidemill.broker.fetch_partition_data import FetchPartitionData
 from tidemill.broker.fetch_reader import (
     ALL_FORMATS_FROM,
@@ -42,7 +46,10 @@ from tidemill.net.deadlines import Deadlines
 from tidemill.net.send_queue import ResponsePart
 from tidemill.replication.delayed_operations import WatchedPartition
 from tidemill.replication.replication_quota import ReplicationQuota
-from tidemill.wire.fetch_layout import SESSIONS_FROM, read_request
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.fetch_layout import FIRST_VERSION, LAST_VERSION, read_request
+
+API: Final = CompiledApi(ApiKey.FETCH, FIRST_VERSION, LAST_VERSION)
 
 LARGE_BYTES: Final = 64 * 1024
 """A larger request is handled in slices. It names some thousand partitions."""
@@ -137,16 +144,15 @@ class FetchHandler(FetchCompletion):
         except IndexError as problem:
             raise ProtocolError(f"Fetch version {version} is cut short: {problem}") from None
         fetch = DelayedFetch(self, connection, request, self.reader.new_results(request))
-        if version >= SESSIONS_FROM:
-            try:
-                session = self.sessions.find(request)
-                if session is not None:
-                    session.update(request.partitions, request.forgotten)
-                    self.sessions.enforce_partition_limit(session)
-            except KafkaError as error:
-                connection.respond_now(encode_error(request, i16(int(error.code))))
-                return
-            fetch.session = session
+        try:
+            session = self.sessions.find(request)
+            if session is not None:
+                session.update(request.partitions, request.forgotten)
+                self.sessions.enforce_partition_limit(session)
+        except KafkaError as error:
+            self.respond(fetch, [encode_error(request, i16(int(error.code)))])
+            return
+        fetch.session = session
         self.select_partitions(fetch)
         count = fetch.count
         if count > self.large_partitions and self._large is not None:
@@ -154,7 +160,6 @@ class FetchHandler(FetchCompletion):
             return
         self.reader.read(fetch, 0, count, True)
         if self.is_complete(fetch):
-            fetch.apply(COMPLETE)
             self._send(fetch)
         else:
             self._wait(fetch)
@@ -183,10 +188,10 @@ class FetchHandler(FetchCompletion):
                 session.changed_in_order() if fetch.request.is_incremental else session.all_as_added()
             )
 
-    def _look_up_again(self, fetch: DelayedFetch) -> None:
+    def begin_look_up(self, fetch: DelayedFetch) -> None:
+        """Selects the partitions of a delayed fetch that are looked up again."""
         self.select_partitions(fetch)
         fetch.results = self.reader.new_results(fetch.request)
-        self.reader.read(fetch, 0, fetch.count, False)
 
     # -- delayed fetches
 
@@ -195,7 +200,7 @@ class FetchHandler(FetchCompletion):
         fetch.reply = fetch.connection.respond_later()
         self.delayed[fetch.connection] = fetch
         fetch.register()
-        fetch.apply(BEGIN_WAITING)
+        fetch.apply(END_LOOK_UP)
         self.add_deadline(fetch)
 
     def add_deadline(self, fetch: DelayedFetch) -> None:
@@ -222,28 +227,35 @@ class FetchHandler(FetchCompletion):
     def on_close(self, connection: Connection) -> None:
         """Removes the delayed fetch of a closed connection."""
         fetch = self.delayed.pop(connection, None)
-        if fetch is not None and fetch.state != COMPLETED:
-            if fetch.sliced is not None:
-                fetch.sliced.cancel()
-                return
-            self._end_waiting(fetch)
-            fetch.drop()
-
-    def _end_waiting(self, fetch: DelayedFetch) -> None:
-        """Removes the fetch from its connection and all partitions."""
+        if fetch is None:
+            return
+        is_waiting = fetch.state == WAITING
         fetch.apply(COMPLETE)
-        self.delayed.pop(fetch.connection, None)
-        fetch.unregister()
+        if not is_waiting:
+            # The slices of a look-up or a response end with the release.
+            return
+        if fetch.sliced is not None:
+            fetch.sliced.drop()
+        else:
+            fetch.unregister()
+            fetch.drop()
 
     # -- FetchCompletion
 
     def count_committed(self, fetch: DelayedFetch) -> None:
         """Counts the readable bytes of a delayed fetch again, because a transaction may have ended."""
+        is_waiting = fetch.state == WAITING
+        fetch.apply(COUNT)
+        if not is_waiting:
+            return
         if fetch.sliced is not None:
             fetch.sliced.count_committed()
             return
-        self._look_up_again(fetch)
+        fetch.apply(LOOK_UP_AGAIN)
+        self.begin_look_up(fetch)
+        self.reader.read(fetch, 0, fetch.count, False)
         fetch.drop_results()
+        fetch.apply(END_LOOK_UP)
         if fetch.results.has_enough:
             self.complete_later(fetch)
 
@@ -257,10 +269,8 @@ class FetchHandler(FetchCompletion):
 
     def complete_later(self, fetch: DelayedFetch) -> None:
         """Completes the fetch in the next turn of the event loop, with all appends of this turn."""
-        if fetch.sliced is not None:
-            fetch.sliced.complete()
+        if not self._ends_waiting(fetch):
             return
-        self._end_waiting(fetch)
         if not self._scheduled:
             self._loop.call_soon(self._complete_scheduled)
         self._scheduled.append(fetch)
@@ -273,11 +283,24 @@ class FetchHandler(FetchCompletion):
 
     def complete(self, fetch: DelayedFetch) -> None:
         """Looks up the partitions, and sends the response with the bytes that are available."""
+        if self._ends_waiting(fetch):
+            self._look_up_and_send(fetch)
+
+    def _ends_waiting(self, fetch: DelayedFetch) -> bool:
+        """Applies RESPOND. Returns whether the caller looks up the partitions for the response.
+
+        A look-up that is running in slices, or begins here, ends with the response.
+        """
+        is_waiting = fetch.state == WAITING
+        fetch.apply(RESPOND)
+        if not is_waiting:
+            return False
         if fetch.sliced is not None:
-            fetch.sliced.complete()
-            return
-        self._end_waiting(fetch)
-        self._look_up_and_send(fetch)
+            fetch.sliced.respond()
+            return False
+        self.delayed.pop(fetch.connection, None)
+        fetch.unregister()
+        return True
 
     # -- the response
 
@@ -287,12 +310,11 @@ class FetchHandler(FetchCompletion):
             fetch.drop()
             return
         try:
-            self.select_partitions(fetch)
+            self.begin_look_up(fetch)
             count = fetch.count
             if count > self.large_partitions and self._large is not None:
                 self._large.complete(self, fetch)
                 return
-            fetch.results = self.reader.new_results(fetch.request)
             self.reader.read(fetch, 0, count, False)
             self._send(fetch)
         except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
@@ -300,37 +322,51 @@ class FetchHandler(FetchCompletion):
             fetch.connection.crash(problem)
 
     def _send(self, fetch: DelayedFetch) -> None:
-        """Sends the results, after a conversion if the client does not know their message format."""
-        if (
-            fetch.request.version < ALL_FORMATS_FROM
-            and self.down_converter is not None
-            and self.down_converter.convert(fetch)
-        ):
-            return
-        self.send_results(fetch)
+        """Completes the fetch: sends the results, converted if the client does not know their format."""
+        fetch.apply(COMPLETE)
+        if not self.converts(fetch):
+            self.send_results(fetch)
+
+    def converts(self, fetch: DelayedFetch) -> bool:
+        """Begins to convert the results if the client does not know their format. False: nothing began."""
+        down = self.down_converter
+        return fetch.request.version < ALL_FORMATS_FROM and down is not None and down.convert(fetch)
 
     def send_results(self, fetch: DelayedFetch) -> None:
         """Builds and sends the response."""
         if fetch.sliced is not None:
             fetch.sliced.send()
             return
-        request = fetch.request
+        sent = self.select_sent(fetch, 0, fetch.count)
+        encoder = self.encoder(fetch, sent)
+        encoder.run(len(sent))
+        self.respond(fetch, encoder.pieces)
+
+    def select_sent(self, fetch: DelayedFetch, begin: i64, end: i64) -> list[FetchPartitionData]:
+        """Returns the results from ``begin`` up to ``end`` that the response includes, recorded as sent."""
         session = fetch.session
         found = fetch.results.partitions
-        sent = found
-        session_id: i32 = 0
-        if session is not None:
-            session_id = session.session_id
-            if request.is_incremental:
-                sent = session.select_changed(fetch.session_partitions, found)
+        if session is None:
+            sent = found[begin:end]
+        else:
+            partitions = fetch.session_partitions
+            if fetch.request.is_incremental:
+                sent = session.select_changed(partitions, found, begin, end)
             else:
-                sent = session.select_all(fetch.session_partitions, found)
-        response = encode(request, session_id, sent)
-        if request.version < ALL_FORMATS_FROM and self.down_converter is not None:
+                sent = session.select_all(partitions, found, begin, end)
+            session.clear_up_to_date(partitions, found, begin, end)
+        self._record_sent(fetch, sent)
+        return sent
+
+    def encoder(self, fetch: DelayedFetch, sent: list[FetchPartitionData]) -> FetchEncoder:
+        """Returns the encoder of a response with the results ``sent``."""
+        session = fetch.session
+        return FetchEncoder(fetch.request, 0 if session is None else session.session_id, sent)
+
+    def respond(self, fetch: DelayedFetch, response: list[ResponsePart]) -> None:
+        """Sends the response, and releases the fetch. A large fetch is released in slices afterwards."""
+        if fetch.request.version < ALL_FORMATS_FROM and self.down_converter is not None:
             response = self.down_converter.in_pieces(response)
-        self.record_sent(fetch, sent)
-        if session is not None:
-            session.clear_up_to_date(fetch.session_partitions, found)
         reply = fetch.reply
         if reply is None:
             first = response[0]
@@ -338,11 +374,11 @@ class FetchHandler(FetchCompletion):
                 fetch.connection.respond_now(first)
                 return
             reply = fetch.connection.respond_later()
-        else:
+        elif fetch.sliced is None:
             fetch.drop()
         reply.complete(response)
 
-    def record_sent(self, fetch: DelayedFetch, sent: list[FetchPartitionData]) -> None:
+    def _record_sent(self, fetch: DelayedFetch, sent: list[FetchPartitionData]) -> None:
         """Counts the errors of a response, and records the bytes sent to a follower in the quota."""
         quota = self.reader.quota
         if fetch.request.replica_id >= 0 and quota is not None and quota.is_set:

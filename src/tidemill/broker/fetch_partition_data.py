@@ -86,3 +86,8 @@ class LogReadResults:
     def has_enough(self) -> bool:
         """Whether the fetch is complete."""
         return self.completes_fetch or self.bytes_readable >= self.bytes_min
+
+    @property
+    def has_found_enough(self) -> bool:
+        """Whether the fetch is complete without the bytes that were added since the look-up."""
+        return self.completes_fetch or self.bytes_found >= self.bytes_min

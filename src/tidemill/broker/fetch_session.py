@@ -257,31 +257,29 @@ class FetchSession:
         partition.unregister()
         partition.session = None
 
-    def add_waiter(
-        self, waiter: FetchWaiter, partitions: list[SessionPartition], found: list[FetchPartitionData]
+    # The following methods handle ``partitions[begin:end]``, whose results are ``found[begin:end]``.
+
+    def register_some(
+        self, partitions: list[SessionPartition], found: list[FetchPartitionData], begin: i64, end: i64
     ) -> None:
-        """Registers a delayed fetch that looked up ``partitions`` with the results ``found``."""
-        self.waiters.append(waiter)
-        for partition in partitions:
+        """Registers partitions of a delayed fetch of :attr:`waiters`."""
+        index = begin
+        while index < end:
+            partition = partitions[index]
             if partition.session is self:
                 partition.register(self._replica_id)
-        self.clear_up_to_date(partitions, found)
-
-    def remove_waiter(self, waiter: FetchWaiter) -> None:
-        """Removes a delayed fetch."""
-        self.waiters.remove(waiter)
+            index += 1
+        self.clear_up_to_date(partitions, found, begin, end)
 
     def clear_up_to_date(
-        self, partitions: list[SessionPartition], found: list[FetchPartitionData], begin: i64 = 0
+        self, partitions: list[SessionPartition], found: list[FetchPartitionData], begin: i64, end: i64
     ) -> None:
-        """Clears the marks of those ``partitions`` whose current state the client has.
-
-        ``found[begin:]`` are their results.
-        """
+        """Clears the marks of those partitions whose current state the client has."""
         if self.ended:
             return
         index = begin
-        for partition in partitions:
+        while index < end:
+            partition = partitions[index]
             data = found[index]
             index += 1
             if partition.session is self and partition.is_up_to_date(data, self._replica_id, self._isolation):
@@ -307,15 +305,13 @@ class FetchSession:
         return not self.partitions
 
     def select_changed(
-        self, partitions: list[SessionPartition], found: list[FetchPartitionData], begin: i64 = 0
+        self, partitions: list[SessionPartition], found: list[FetchPartitionData], begin: i64, end: i64
     ) -> list[FetchPartitionData]:
-        """Returns the results that the response must include, and moves partitions with records to the end.
-
-        ``found[begin:]`` are the results of ``partitions``.
-        """
+        """Returns the results that the response must include. Partitions with records move to the end."""
         result: list[FetchPartitionData] = []
         index = begin
-        for partition in partitions:
+        while index < end:
+            partition = partitions[index]
             data = found[index]
             index += 1
             if not partition.is_news(data):
@@ -331,14 +327,14 @@ class FetchSession:
         return result
 
     def select_all(
-        self, partitions: list[SessionPartition], found: list[FetchPartitionData], begin: i64 = 0
+        self, partitions: list[SessionPartition], found: list[FetchPartitionData], begin: i64, end: i64
     ) -> list[FetchPartitionData]:
         """As :meth:`select_changed`, for the first response of a session, which includes all partitions."""
         index = begin
-        for partition in partitions:
-            partition.set_sent(found[index])
+        while index < end:
+            partitions[index].set_sent(found[index])
             index += 1
-        return found[begin:index]
+        return found[begin:end]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

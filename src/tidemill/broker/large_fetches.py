@@ -1,8 +1,8 @@
 """Handles fetches with many partitions in slices, so that they do not block the event loop.
 
-The steps are those of :mod:`tidemill.broker.fetch_handler`, for some partitions at a time: decode, update the
-session, look up, wait, encode. The fetch is registered with each partition right after its
-look-up, so that it misses no change during the look-ups of the others.
+This module has the loops over the slices. Each step is that of :mod:`tidemill.broker.fetch_handler`, for some
+partitions at a time: decode, update the session, look up, wait, encode. The fetch is registered with each
+partition right after its look-up, so that it misses no change during the look-ups of the others.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 from tidemill.broker.delayed_fetch import (
-    BEGIN_WAITING,
     COMPLETE,
     COMPLETED,
+    COUNT_DUE,
+    END_LOOK_UP,
     LOOK_UP_AGAIN,
-    LOOKING_UP,
-    WAITING,
+    RESPOND,
+    RESPONSE_DUE,
     DelayedFetch,
     SlicedFetch,
 )
-from tidemill.broker.fetch_codec import FetchEncoder, encode_error
+from tidemill.broker.fetch_codec import encode_error
 from tidemill.broker.fetch_handler import FetchHandler, LargeFetchHandler
 from tidemill.broker.fetch_partition_data import FetchPartitionData
-from tidemill.broker.fetch_reader import ALL_FORMATS_FROM
 from tidemill.broker.fetch_session import FetchSession
 from tidemill.broker.large_requests import LargeRequestQueue, RequestSlices
 from tidemill.model.errors import KafkaError, ProtocolError
 from tidemill.model.task_set import TaskSet
 from tidemill.net.connection import Connection, PendingResponse
 from tidemill.net.send_queue import ResponsePart
-from tidemill.wire.fetch_layout import SESSIONS_FROM, FetchRequest, FetchRequestReader
+from tidemill.wire.fetch_layout import FetchRequest, FetchRequestReader
 
 PARTITIONS_PER_SLICE: Final = 100
 """The partitions between two readings of the clock."""
@@ -125,11 +125,6 @@ class LargeFetch(SlicedFetch):
         self._large_fetches = large_fetches
         self._handler = handler
         self._fetch = fetch
-        self._has_deadline = False
-        self._must_complete = False
-        """An event during the look-up requires the response."""
-        self._must_count = False
-        """A transaction may have ended: the readable bytes must be counted again."""
         fetch.sliced = self
         if fetch.reply is None:
             fetch.reply = fetch.connection.respond_later()
@@ -138,40 +133,28 @@ class LargeFetch(SlicedFetch):
         else:
             handler.delayed[fetch.connection] = fetch
 
-    # -- events
+    # -- SlicedFetch
 
-    def complete(self) -> None:
-        """Completes the fetch; during the look-up, after its end."""
-        if self._fetch.state == LOOKING_UP:
-            self._must_complete = True
-        elif self._fetch.state == WAITING:
-            self._resume(self.look_up_and_send)
+    def respond(self) -> None:
+        """Looks up the partitions of a fetch that has waited, and sends the response."""
+        self.begin(self.look_up_and_send)
 
     def count_committed(self) -> None:
-        """Counts the readable bytes again."""
-        self._must_count = True
-        if self._fetch.state == WAITING:
-            self._resume(self._wait_or_send)
+        """Counts the readable bytes of a fetch that has waited."""
+        self.begin(self._end_look_up)
 
     def send(self) -> None:
         """Builds and sends the response from the results."""
         self.begin(self._send_results)
 
-    def cancel(self) -> None:
-        """Ends the fetch of a closed connection."""
-        if self._fetch.state == WAITING:
-            self._resume(self._drop)
-        self._fetch.apply(COMPLETE)
-
-    def _resume(self, work: Work) -> None:
-        self._fetch.apply(LOOK_UP_AGAIN)
-        self.begin(work)
+    def drop(self) -> None:
+        """Releases a fetch that has waited, and whose connection is closed."""
+        self.begin(self._drop)
 
     # -- processing
 
     def begin(self, work: Work) -> None:
         """Runs ``work`` in a new task."""
-        self._must_complete = False
         self._large_fetches.tasks.start(self._run_alone(work))
 
     async def _run_alone(self, work: Work) -> None:
@@ -192,13 +175,11 @@ class LargeFetch(SlicedFetch):
     async def find_session_and_look_up(self, slices: RequestSlices) -> None:
         """Finds the session of a decoded request, and looks up the partitions."""
         fetch, handler = self._fetch, self._handler
-        if fetch.request.version >= SESSIONS_FROM:
-            try:
-                await self._find_session(slices)
-            except KafkaError as error:
-                self._complete_reply([encode_error(fetch.request, error.code)])
-                await self._free(slices)
-                return
+        try:
+            await self._find_session(slices)
+        except KafkaError as error:
+            await self._respond([encode_error(fetch.request, error.code)], slices)
+            return
         handler.select_partitions(fetch)
         await self.look_up(slices)
 
@@ -221,78 +202,53 @@ class LargeFetch(SlicedFetch):
             await slices.step()
         sessions.enforce_partition_limit(session)
 
-    async def look_up(self, slices: RequestSlices) -> None:
-        """Looks up the partitions, and sends the response or waits."""
-        fetch, handler = self._fetch, self._handler
-        session = fetch.session
-        if session is not None:
-            session.waiters.append(fetch)
-        for begin, end in self._slices():
-            handler.reader.read(fetch, begin, end, True)
-            self._register(begin, end)
-            await slices.step()
-            if fetch.state == COMPLETED:
-                break
-        results = fetch.results
-        has_enough = results.completes_fetch or results.bytes_found >= results.bytes_min
-        if (
-            fetch.state == COMPLETED
-            or (self._must_complete and not has_enough)
-            or not handler.is_complete(fetch)
-        ):
-            await self._wait_or_send(slices)
-        else:
-            await self._unregister(slices)
-            await self._send(slices)
-
     def _slices(self) -> Iterator[tuple[int, int]]:
         """Yields the begin and end of each slice of the partitions."""
         count = int(self._fetch.count)
         for begin in range(0, count, PARTITIONS_PER_SLICE):
             yield begin, min(begin + PARTITIONS_PER_SLICE, count)
 
-    def _register(self, begin: int, end: int) -> None:
-        """Registers the fetch with the partitions of a slice that it has just looked up."""
-        fetch = self._fetch
-        session, found = fetch.session, fetch.results.partitions
-        if session is None:
-            for data in found[begin:end]:
-                if data.partition is not None:
-                    fetch.register_on(data.partition)
-            return
-        some = fetch.session_partitions[begin:end]
-        for partition in some:
-            if partition.session is session:
-                partition.register(fetch.request.replica_id)
-        if fetch.request.is_incremental:
-            session.clear_up_to_date(some, found, begin)
-
-    async def _wait_or_send(self, slices: RequestSlices) -> None:
-        """Waits, unless events during the look-up completed the fetch."""
+    async def look_up(self, slices: RequestSlices) -> None:
+        """Looks up the partitions, and sends the response or waits."""
         fetch, handler = self._fetch, self._handler
-        while True:
-            await self._drop_results(slices)
-            if fetch.state == COMPLETED or self._must_complete or not self._must_count:
+        fetch.begin_registration()
+        for begin, end in self._slices():
+            handler.reader.read(fetch, begin, end, True)
+            fetch.register_some(begin, end)
+            await slices.step()
+            if fetch.state == COMPLETED:
                 break
-            self._must_count = False
+        is_current = fetch.state != RESPONSE_DUE or fetch.results.has_found_enough
+        if fetch.state != COMPLETED and is_current and handler.is_complete(fetch):
+            await self._unregister(slices)
+            await self._send(slices)
+            return
+        await self._drop_results(slices)
+        if not fetch.is_completed():
+            handler.add_deadline(fetch)
+        fetch.apply(END_LOOK_UP)
+        await self._end_look_up(slices)
+
+    async def _end_look_up(self, slices: RequestSlices) -> None:
+        """Waits, unless the events during the look-up require another one."""
+        fetch = self._fetch
+        while fetch.state == COUNT_DUE:
+            fetch.apply(LOOK_UP_AGAIN)
             await self._look_up_again(slices)
-            if fetch.results.has_enough:
-                self._must_complete = True
+            has_enough = fetch.results.has_enough
+            await self._drop_results(slices)
+            if has_enough and fetch.state != COMPLETED:
+                fetch.apply(RESPOND)
+            fetch.apply(END_LOOK_UP)
         if fetch.state == COMPLETED:
             await self._drop(slices)
-        elif self._must_complete:
+        elif fetch.state == RESPONSE_DUE:
             await self.look_up_and_send(slices)
-        else:
-            fetch.apply(BEGIN_WAITING)
-            if not self._has_deadline:
-                self._has_deadline = True
-                handler.add_deadline(fetch)
 
     async def _look_up_again(self, slices: RequestSlices) -> None:
         fetch, handler = self._fetch, self._handler
         await self._drop_results(slices)
-        handler.select_partitions(fetch)
-        fetch.results = handler.reader.new_results(fetch.request)
+        handler.begin_look_up(fetch)
         for begin, end in self._slices():
             handler.reader.read(fetch, begin, end, False)
             await slices.step()
@@ -304,74 +260,45 @@ class LargeFetch(SlicedFetch):
         await self._send(slices)
 
     async def _send(self, slices: RequestSlices) -> None:
-        fetch, down = self._fetch, self._handler.down_converter
+        fetch = self._fetch
         fetch.apply(COMPLETE)
         if fetch.connection.closed:
             await self._free(slices)
-        elif fetch.request.version >= ALL_FORMATS_FROM or down is None or not down.convert(fetch):
+        elif not self._handler.converts(fetch):
             await self._send_results(slices)
 
     async def _send_results(self, slices: RequestSlices) -> None:
         fetch, handler = self._fetch, self._handler
-        request, session, found = fetch.request, fetch.session, fetch.results.partitions
         sent: list[FetchPartitionData] = []
         for begin, end in self._slices():
-            if session is None:
-                sent += found[begin:end]
-            elif request.is_incremental:
-                sent += session.select_changed(fetch.session_partitions[begin:end], found, begin)
-            else:
-                sent += session.select_all(fetch.session_partitions[begin:end], found, begin)
+            sent += handler.select_sent(fetch, begin, end)
             await slices.step()
-        encoder = FetchEncoder(request, 0 if session is None else session.session_id, sent)
+        encoder = handler.encoder(fetch, sent)
         while not encoder.run(PARTITIONS_PER_SLICE):
             await slices.step()
         response = encoder.pieces
-        del encoder
-        if request.version < ALL_FORMATS_FROM and handler.down_converter is not None:
-            response = handler.down_converter.in_pieces(response)
-        for begin in range(0, len(sent), PARTITIONS_PER_SLICE):
-            handler.record_sent(fetch, sent[begin : begin + PARTITIONS_PER_SLICE])
-            await slices.step()
-        del sent
-        if session is not None:
-            for begin, end in self._slices():
-                session.clear_up_to_date(fetch.session_partitions[begin:end], found, begin)
-                await slices.step()
-        self._complete_reply(response)
-        await self._free(slices)
+        del encoder, sent
+        await self._respond(response, slices)
 
-    def _complete_reply(self, response: list[ResponsePart]) -> None:
+    async def _respond(self, response: list[ResponsePart], slices: RequestSlices) -> None:
         fetch = self._fetch
         fetch.apply(COMPLETE)
-        connection = fetch.connection
-        if connection.closed or fetch.reply is None:
-            return
-        self._handler.delayed.pop(connection, None)
-        fetch.reply.complete(response)
+        if not fetch.connection.closed:
+            self._handler.delayed.pop(fetch.connection, None)
+            self._handler.respond(fetch, response)
+        await self._free(slices)
 
     # -- release: to free many objects at once would block the event loop
 
     async def _unregister(self, slices: RequestSlices) -> None:
         """Unregisters the fetch from its session or partitions."""
-        fetch = self._fetch
-        session = fetch.session
-        if session is not None:
-            if fetch in session.waiters:
-                session.remove_waiter(fetch)
-            return
-        while fetch.registered_on:
-            for partition in fetch.registered_on[-PARTITIONS_PER_SLICE:]:
-                partition.delayed.stop_waiting(fetch)
-            del fetch.registered_on[-PARTITIONS_PER_SLICE:]
+        while not self._fetch.unregister_some(PARTITIONS_PER_SLICE):
             await slices.step()
 
     async def _drop_results(self, slices: RequestSlices) -> None:
         """Frees the results: a delayed fetch keeps no files open."""
         fetch = self._fetch
-        while fetch.results.partitions:
-            del fetch.results.partitions[-PARTITIONS_PER_SLICE:]
-            await slices.step()
+        await slices.clear(fetch.results.partitions)
         fetch.session_partitions = []
 
     async def _drop(self, slices: RequestSlices) -> None:
@@ -386,7 +313,5 @@ class LargeFetch(SlicedFetch):
         # The lists keep the partitions of the request, which is released at once.
         requested, forgotten = list(fetch.request.partitions), list(fetch.request.forgotten)
         fetch.drop()
-        while requested or forgotten:
-            del requested[-PARTITIONS_PER_SLICE:]
-            del forgotten[-PARTITIONS_PER_SLICE:]
-            await slices.step()
+        await slices.clear(requested)
+        await slices.clear(forgotten)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
+from tidemill.broker.handlers import list_offsets as handler
 from tidemill.model.event_loop_slices import slices_of
 from tidemill.model.types import TopicPartition
 from tidemill.net.link import Link
@@ -17,8 +18,8 @@ from tidemill.wire.messages.list_offsets import (
     ListOffsetsTopic,
 )
 
-VERSIONS: Final = (4, 11)
-"""From version 4 on the response contains the leader epoch."""
+LEADER_EPOCH_FROM: Final = 4
+"""From this version on the response contains the leader epoch."""
 PARTITIONS_MAX: Final = 1000
 """The limit for one request."""
 ANY_LEADER_EPOCH: Final = -1
@@ -56,7 +57,7 @@ async def list_offsets_in_parts(
     timeout_s: float,
 ) -> AsyncIterator[Offsets]:
     """As :func:`list_offsets`, with the offsets of each response as it arrives."""
-    version = link.version_of(ApiKey.LIST_OFFSETS, *VERSIONS)
+    version = link.version_of(ApiKey.LIST_OFFSETS, LEADER_EPOCH_FROM, handler.API.last)
     for keys in slices_of(list(leader_epochs), PARTITIONS_MAX):
         topics: dict[str, ListOffsetsTopic] = {}
         for key in keys:

@@ -1,6 +1,6 @@
 """Admission of Produce requests: the append to each partition, unless it is refused. Compiled.
 
-The refusals are the table of :mod:`tidemill.broker.produce_checks`. The result for the
+The refusals are the table of :mod:`tidemill.broker.produce_admission_checks`. The result for the
 :class:`~tidemill.broker.produce_codec.PartitionRecords` of a partition is one of these:
 
 ======================  ======================================================================================
@@ -13,18 +13,17 @@ RecordsConversion       records whose conversion to the format of the topic woul
 WrapperCompression      a wrapper of format v0 whose compression would block it
 ======================  ======================================================================================
 
-The last three are costly: :class:`~tidemill.broker.produce_handler.BackgroundPreparation` replaces each by
-one of the others, or appends the records and replaces it by
-:class:`~tidemill.broker.produce_codec.Appended`.
+The last three are costly: :class:`~tidemill.broker.produce_handler.BackgroundPreparation` makes one of the
+others from each, or appends the records.
 """
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeGuard
 
 from mypy_extensions import i32, i64, mypyc_attr
 
-from tidemill.broker.produce_checks import (
+from tidemill.broker.produce_admission_checks import (
     ONE_BATCH_FROM,
     refusal_of_batch,
     refusal_of_partition,
@@ -130,14 +129,18 @@ class WrapperCompression(CostlyAppend):
         self.unpacked: Final = unpacked
 
 
-AdmissionResult: TypeAlias = PartitionAppend | NothingToAppend | Refused
-AdmittedPartition: TypeAlias = PartitionAppend | PartitionResult
-"""The result of an admission, or the result that has replaced it."""
+ValidatedPartition: TypeAlias = (
+    ReadyAppend | NothingToAppend | Refused | RecordsConversion | WrapperCompression
+)
+"""The result of an admission after the validation of its batch."""
+AdmissionResult: TypeAlias = ValidatedPartition | BatchValidation
+PreparedPartition: TypeAlias = ReadyAppend | PartitionResult
+"""The records to append to a partition, or its result."""
 
 
 def append_of_stored(
     records: PartitionRecords, partition: Partition, data: bytes, stored: Batch | MessageSet
-) -> PartitionAppend:
+) -> ReadyAppend | WrapperCompression:
     """Returns the append of ``stored``, to which ``records`` of the frame ``data`` were converted.
 
     Counts the records as converted if their format has changed.
@@ -153,13 +156,16 @@ def append_of_stored(
     return MessageSetAppend(records, partition, stored)
 
 
-def is_immediate(admitted: list[AdmittedPartition]) -> bool:
+def is_immediate(admitted: list[AdmissionResult]) -> TypeGuard[list[PreparedPartition]]:
     """Whether all records can be appended now.
 
     Otherwise a partition is costly, or its log end is reserved for a wrapper that is being compressed.
     """
     for one in admitted:
-        if isinstance(one, PartitionAppend) and (one.partition.reserved or isinstance(one, CostlyAppend)):
+        if isinstance(one, ReadyAppend):
+            if one.partition.reserved:
+                return False
+        elif isinstance(one, CostlyAppend):
             return False
     return True
 
@@ -172,12 +178,12 @@ class Admission:
         self.clock = clock
         self.rejected = rejected
 
-    def admit(self, request: ProduceRequest, data: bytes, now_ms: i64) -> list[AdmittedPartition]:
+    def admit(self, request: ProduceRequest, data: bytes, now_ms: i64) -> list[AdmissionResult]:
         """Returns the result for each partition of ``request``, in the same order.
 
         ``data`` is the frame of the request.
         """
-        admitted: list[AdmittedPartition] = []
+        admitted: list[AdmissionResult] = []
         error = refusal_of_request(request)
         topics = self.topics.by_id if request.version >= BY_ID else self.topics.by_name
         for topic in request.topics:

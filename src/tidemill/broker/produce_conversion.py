@@ -13,17 +13,17 @@ import time
 from tidemill.broker.conversion_jobs import ConversionJob, Result, StorageConversionJob, WrapperPlacementJob
 from tidemill.broker.conversion_workers import ConversionWorkers
 from tidemill.broker.produce_admission import (
-    AdmittedPartition,
     CostlyAppend,
     MessageSetAppend,
-    PartitionAppend,
+    PreparedPartition,
     ReadyAppend,
     RecordsConversion,
+    ValidatedPartition,
     WrapperCompression,
     append_of_stored,
 )
-from tidemill.broker.produce_codec import Appended, Refused
-from tidemill.broker.produce_handler import AdmittedRequest, ProduceHandler
+from tidemill.broker.produce_codec import Appended, PartitionResult, Refused
+from tidemill.broker.produce_handler import AdmittedRequest, PreparedRequest, ProduceHandler
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.replication.partition import Partition
 
@@ -43,39 +43,50 @@ class ProduceConversion:
         self._waiting: dict[Partition, list[asyncio.Future[None]]] = {}
         self._requests = asyncio.Semaphore(REQUESTS_MAX)
 
-    async def prepare(self, handler: ProduceHandler, admitted: AdmittedRequest) -> None:
-        """Converts the costly partitions, appends wrappers of format v0, and waits for reserved log ends.
+    async def prepare(
+        self, handler: ProduceHandler, admitted: AdmittedRequest, validated: list[ValidatedPartition]
+    ) -> PreparedRequest:
+        """Prepares the partitions of ``admitted``, whose batches are ``validated``.
 
-        An error becomes the result of its partition.
+        Converts costly records, appends them where no earlier append must precede, appends wrappers of format
+        v0, and waits for reserved log ends. The caller appends the remaining records in the same turn of the
+        event loop. An error becomes the result of its partition.
         """
-        if not any(isinstance(one, CostlyAppend) for one in admitted.partitions):
-            await self.wait_until_unreserved(admitted.partitions)
-            return
-        async with self._requests:
-            await self.convert_all(handler, admitted)
-            await self.wait_until_unreserved(admitted.partitions)
+        prepared = PreparedRequest(admitted.connection, admitted.reply, admitted.request, [])
+        if not any(isinstance(one, CostlyAppend) for one in validated):
+            await self.prepare_all(handler, prepared, validated)
+        else:
+            async with self._requests:
+                await self.prepare_all(handler, prepared, validated)
+        return prepared
 
-    async def convert_all(self, handler: ProduceHandler, admitted: AdmittedRequest) -> None:
-        """Converts the partitions one after the other, and records the time.
+    async def prepare_all(
+        self, handler: ProduceHandler, prepared: PreparedRequest, validated: list[ValidatedPartition]
+    ) -> None:
+        """Prepares the partitions one after the other, and records the time of the conversions.
 
         It appends converted records before it converts the next ones: they may be 32 times as large as the
         received ones.
         """
         seconds = 0.0
-        for number, one in enumerate(admitted.partitions):
+        one: ValidatedPartition | PartitionResult
+        for number, one in enumerate(validated):
             if isinstance(one, RecordsConversion):
                 began = time.perf_counter()
-                admitted.partitions[number] = one = await self.convert(one, handler.clock.wall_ms())
+                one = await self.convert(one, handler.clock.wall_ms())
                 seconds += time.perf_counter() - began
-                if isinstance(one, ReadyAppend) and admitted.should_append and is_next(admitted, number):
-                    one = handler.append(admitted, number, one, handler.clock.wall_ms())
+                if isinstance(one, ReadyAppend) and prepared.should_append and is_next(one, prepared):
+                    one = handler.append(prepared, number, one, handler.clock.wall_ms())
             if isinstance(one, WrapperCompression):
-                one = await self.append_wrapper(handler, admitted, number, one)
-            admitted.partitions[number] = one
+                one = await self.append_wrapper(handler, prepared, number, one)
+            prepared.partitions.append(one)
         if seconds:
             self.workers.note("Produce", seconds)
+        await self.wait_until_unreserved(prepared.partitions)
 
-    async def convert(self, costly: RecordsConversion, now_ms: int) -> PartitionAppend | Refused:
+    async def convert(
+        self, costly: RecordsConversion, now_ms: int
+    ) -> ReadyAppend | WrapperCompression | Refused:
         """Converts the records of one partition. Returns their append, or the error."""
         records, partition = costly.records, costly.partition
         message_format = partition.message_format
@@ -96,12 +107,9 @@ class ProduceConversion:
         return append_of_stored(records, partition, costly.data, stored)
 
     async def append_wrapper(
-        self, handler: ProduceHandler, admitted: AdmittedRequest, number: int, costly: WrapperCompression
-    ) -> Appended | Refused | WrapperCompression:
-        """Compresses a wrapper of format v0 for the current log end, and appends it. Returns the result.
-
-        Returns ``costly`` unchanged if the client has closed the connection meanwhile.
-        """
+        self, handler: ProduceHandler, prepared: PreparedRequest, number: int, costly: WrapperCompression
+    ) -> Appended | Refused:
+        """Compresses a wrapper of format v0 for the current log end, and appends it. Returns the result."""
         partition, messages = costly.partition, costly.messages
         while partition.reserved:
             await self.wait_for_release(partition)
@@ -119,10 +127,12 @@ class ProduceConversion:
                     )
                 )
                 if partition.log.end_offset == base:
-                    if not admitted.should_append:
-                        return costly
+                    if not prepared.should_append:
+                        raise KafkaError(
+                            "the client closed its connection before the append", ErrorCode.NETWORK_EXCEPTION
+                        )
                     append = MessageSetAppend(costly.records, partition, wrapper)
-                    return handler.append(admitted, number, append, handler.clock.wall_ms())
+                    return handler.append(prepared, number, append, handler.clock.wall_ms())
             raise KafkaError(
                 f"other appends to {partition.topic}-{partition.index} preceded the compressed ones: retry",
                 ErrorCode.REQUEST_TIMED_OUT,
@@ -135,8 +145,8 @@ class ProduceConversion:
                 if not waiter.done():
                     waiter.set_result(None)
 
-    async def wait_until_unreserved(self, partitions: list[AdmittedPartition]) -> None:
-        """Waits until no log end is reserved. The caller appends the request in the same turn."""
+    async def wait_until_unreserved(self, partitions: list[PreparedPartition]) -> None:
+        """Waits until no log end is reserved."""
         while (reserved := first_reserved(partitions)) is not None:
             await self.wait_for_release(reserved)
 
@@ -151,20 +161,20 @@ class ProduceConversion:
         return await self.loop.run_in_executor(self.workers.executor, self.workers.call, job)
 
 
-def is_next(admitted: AdmittedRequest, number: int) -> bool:
-    """Whether the append at index ``number`` may precede the others: no earlier one is for its partition."""
-    one = admitted.partitions[number]
-    if not isinstance(one, PartitionAppend) or one.partition.reserved:
-        return False
-    return not any(
-        isinstance(earlier, PartitionAppend) and earlier.partition is one.partition
-        for earlier in admitted.partitions[:number]
+def is_next(append: ReadyAppend, prepared: PreparedRequest) -> bool:
+    """Whether ``append`` may precede all prepared appends: none is for its partition.
+
+    A reserved log end forbids it.
+    """
+    return not append.partition.reserved and not any(
+        isinstance(earlier, ReadyAppend) and earlier.partition is append.partition
+        for earlier in prepared.partitions
     )
 
 
-def first_reserved(partitions: list[AdmittedPartition]) -> Partition | None:
+def first_reserved(partitions: list[PreparedPartition]) -> Partition | None:
     """Returns the first partition to append to whose log end is reserved."""
     for one in partitions:
-        if isinstance(one, PartitionAppend) and one.partition.reserved:
+        if isinstance(one, ReadyAppend) and one.partition.reserved:
             return one.partition
     return None

@@ -3,7 +3,7 @@
     decode ─► admit ─► (prepare: validate, convert) ─► append ─► respond, now or after the replication
 
 The layouts are in :mod:`tidemill.broker.produce_codec`, the refusals in
-:mod:`tidemill.broker.produce_checks`.
+:mod:`tidemill.broker.produce_admission_checks`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ from typing import Final
 
 from mypy_extensions import i16, i32, i64, mypyc_attr
 
+from tidemill.broker.api_declaration import CompiledApi
 from tidemill.broker.delayed_produce import AwaitedAppend, DelayedProduce, UnsentResponse
 from tidemill.broker.produce_admission import (
     Admission,
-    AdmittedPartition,
+    AdmissionResult,
     BatchAppend,
-    PartitionAppend,
+    PreparedPartition,
     ReadyAppend,
     is_immediate,
 )
 from tidemill.broker.produce_codec import (
+    FIRST_VERSION,
+    LAST_VERSION,
     Appended,
     PartitionResult,
     ProduceRequest,
@@ -38,6 +41,9 @@ from tidemill.net.deadlines import Deadlines
 from tidemill.net.memory_pool import MemoryPool
 from tidemill.replication.hosted_topics import TopicTable
 from tidemill.replication.partition import Partition
+from tidemill.wire.apis import ApiKey
+
+API: Final = CompiledApi(ApiKey.PRODUCE, FIRST_VERSION, LAST_VERSION)
 
 
 def should_append(connection: Connection, request: ProduceRequest) -> bool:
@@ -57,26 +63,44 @@ class CongestedRequest:
         self.data: Final = data
 
 
-@mypyc_attr(free_list_len=1)
 class AdmittedRequest:
-    """A request with the result of the admission for each partition."""
+    """A request to prepare: the result of the admission for each partition, in the order of the request."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        reply: PendingResponse,
+        request: ProduceRequest,
+        frame_bytes: i64,
+        partitions: list[AdmissionResult],
+    ) -> None:
+        self.connection: Final = connection
+        self.reply: Final = reply
+        """The position of its response."""
+        self.request: Final = request
+        self.frame_bytes: Final[i64] = frame_bytes
+        self.partitions: Final = partitions
+
+
+@mypyc_attr(free_list_len=1)
+class PreparedRequest:
+    """A request whose records can be appended."""
 
     def __init__(
         self,
         connection: Connection,
         reply: PendingResponse | None,
         request: ProduceRequest,
-        frame_bytes: i64,
-        partitions: list[AdmittedPartition],
+        partitions: list[PreparedPartition],
     ) -> None:
         self.connection: Final = connection
         self.reply: Final = reply
         """The position of its response, if the request has waited."""
         self.request: Final = request
-        self.frame_bytes: Final[i64] = frame_bytes
         self.partitions: Final = partitions
-        """In the order of the request. The preparation replaces the costly appends."""
+        """In the order of the request. The preparation adds them one by one."""
         self.delayed: DelayedProduce | None = None
+        """None until an append must be awaited."""
 
     @property
     def should_append(self) -> bool:
@@ -86,9 +110,8 @@ class AdmittedRequest:
     def await_append(self, number: int, partition: Partition, required_offset: i64) -> None:
         """Delays the response until the records below ``required_offset`` are committed or flushed.
 
-        ``number``: the index of the append in :attr:`partitions`.
-        The request is registered before the appends to the other partitions, during which this append may be
-        committed or truncated.
+        ``number``: the index of the append in :attr:`partitions`. The request is registered
+        before the appends to the other partitions, during which this append may be committed or truncated.
         """
         acks = self.request.acks
         delayed = self.delayed
@@ -178,30 +201,28 @@ class ProduceHandler:
         now_ms = self.clock.wall_ms()
         partitions = self.admission.admit(request, data, now_ms)
         if is_immediate(partitions):
-            self.append_all(AdmittedRequest(connection, reply, request, len(data), partitions), now_ms)
+            self.append_all(PreparedRequest(connection, reply, request, partitions), now_ms)
             return
         if reply is None:
             reply = connection.respond_later()
         self.preparation.submit(self, AdmittedRequest(connection, reply, request, len(data), partitions))
 
-    def append_all(self, admitted: AdmittedRequest, now_ms: i64) -> None:
-        """Appends the admitted records, and sends the response now or once the appends are complete."""
+    def append_all(self, prepared: PreparedRequest, now_ms: i64) -> None:
+        """Appends the prepared records, and sends the response now or once the appends are complete."""
         results: list[PartitionResult] = []
-        for number, one in enumerate(admitted.partitions):
+        for number, one in enumerate(prepared.partitions):
             if isinstance(one, ReadyAppend):
-                results.append(self.append(admitted, number, one, now_ms))
-            elif isinstance(one, PartitionAppend):
-                raise RuntimeError("costly records were not prepared before their append")
+                results.append(self.append(prepared, number, one, now_ms))
             else:
                 results.append(one)
-        if admitted.delayed is not None:
-            admitted.delayed.replace_failed(results)
+        if prepared.delayed is not None:
+            results = prepared.delayed.with_failures(results)
         failed = self.count_errors(results)
-        self.respond(admitted, results)
-        if failed and admitted.request.acks == 0:
+        self.respond(prepared, results)
+        if failed and prepared.request.acks == 0:
             # With acks=0 there is no response: the end of the connection reports the error.
-            problem = first_error(admitted.request, results)
-            admitted.connection.close(f"a Produce request with acks=0 failed: {problem}")
+            problem = first_error(prepared.request, results)
+            prepared.connection.close(f"a Produce request with acks=0 failed: {problem}")
 
     def count_errors(self, results: list[PartitionResult]) -> bool:
         """Counts the errors by their code. Returns whether there are any."""
@@ -214,7 +235,7 @@ class ProduceHandler:
         return failed
 
     def append(
-        self, admitted: AdmittedRequest, number: int, append: ReadyAppend, now_ms: i64
+        self, prepared: PreparedRequest, number: int, append: ReadyAppend, now_ms: i64
     ) -> Appended | Refused:
         """Appends the records of one partition, and registers the request if the response must wait.
 
@@ -222,7 +243,7 @@ class ProduceHandler:
         """
         records = append.records
         partition = append.partition
-        acks = admitted.request.acks
+        acks = prepared.request.acks
         try:
             if self.rejected.rejections and isinstance(append, BatchAppend):
                 self.rejected.check(records, partition, append.batch, self.clock.monotonic_ms())
@@ -235,15 +256,15 @@ class ProduceHandler:
             return Refused(records.index, error)
         required_offset: i64 = result.last_offset + 1
         if acks != 0 and partition.must_delay_response(acks, required_offset):
-            admitted.await_append(number, partition, required_offset)
+            prepared.await_append(number, partition, required_offset)
         return Appended(records.index, result.base_offset, result.append_time_ms, result.start_offset)
 
-    def respond(self, admitted: AdmittedRequest, results: list[PartitionResult]) -> None:
+    def respond(self, prepared: PreparedRequest, results: list[PartitionResult]) -> None:
         """Sends the response now, or delays it until the awaited appends are complete."""
-        request = admitted.request
-        connection = admitted.connection
-        reply = admitted.reply
-        delayed = admitted.delayed
+        request = prepared.request
+        connection = prepared.connection
+        reply = prepared.reply
+        delayed = prepared.delayed
         if delayed is not None and delayed.awaited:
             if reply is None:
                 reply = connection.respond_later(blocks_requests=False)

@@ -55,12 +55,13 @@ class ProduceValidation(BackgroundPreparation):
         connection = admitted.connection
         self.memory.reserve(admitted.frame_bytes)
         try:
-            for number, one in enumerate(admitted.partitions):
-                if isinstance(one, BatchValidation):
-                    admitted.partitions[number] = await self.check(one, handler.clock.wall_ms())
-            await self.conversion.prepare(handler, admitted)
-            if admitted.should_append:
-                handler.append_all(admitted, handler.clock.wall_ms())
+            validated = [
+                await self.check(one, handler.clock.wall_ms()) if isinstance(one, BatchValidation) else one
+                for one in admitted.partitions
+            ]
+            prepared = await self.conversion.prepare(handler, admitted, validated)
+            if prepared.should_append:
+                handler.append_all(prepared, handler.clock.wall_ms())
         except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
             connection.crash(problem)
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import declare_api, response_of
+from tidemill.broker.api_declaration import HandledApi, declare_api, response_of
 from tidemill.broker.request_context import RequestContext
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.net.peer import Peer
@@ -32,7 +32,11 @@ async def handle(
     try:
         header = parse_request_header(data)
         api = broker.apis.get(header.api_key)
-        if api is None or not api.to_controller or not api.has_version(header.api_version):
+        if (
+            not isinstance(api, HandledApi)
+            or not api.to_controller
+            or not api.has_version(header.api_version)
+        ):
             return messages.EnvelopeResponse(error_code=ErrorCode.INVALID_REQUEST)
         inner, _ = decode_prefix(
             api.request_class(), header.api_version, data, header.body_position, len(data)

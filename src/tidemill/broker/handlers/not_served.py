@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.api_declaration import HandledApi, declare_api
+from tidemill.broker.api_declaration import HandledApi, ServedApi, declare_api
 from tidemill.broker.large_requests import start_at_once
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import API, ApiKey
@@ -97,7 +97,7 @@ def refused_api(key: ApiKey) -> HandledApi:
     return declare_api(key, spec.version_min, spec.version_max, lambda: spec.request, handle)
 
 
-def reason(api: HandledApi | None, key: int, version: int) -> str:
+def reason(api: ServedApi | None, key: int, version: int) -> str:
     """Returns the error message for an API that is not served, or a version that ``api`` does not have."""
     name = API[key].name
     if api is not None:

@@ -1,13 +1,13 @@
 """The refusals of Produce requests: one table, which is checked before any record is read. Compiled.
 
-==================  ================================  ==================================================
-kind of check       is called for                     and knows
-==================  ================================  ==================================================
-RequestCheck        each request                      the decoded request
-PartitionCheck      each partition                    the topic and the partition, if they exist here
-RecordsCheck        each partition of this broker     the bytes of the records
-BatchCheck          each batch of message format v2   the header of the batch, the limits of its topic
-==================  ================================  ==================================================
+=====================  ================================  ==================================================
+kind of check          is called for                     and knows
+=====================  ================================  ==================================================
+ProduceRequestCheck    each request                      the decoded request
+ProducePartitionCheck  each partition                    the topic and the partition, if they exist here
+ProduceRecordsCheck    each partition of this broker     the bytes of the records
+ProduceBatchCheck      each batch of message format v2   the header of the batch, the limits of its topic
+=====================  ================================  ==================================================
 
 The table has no check that needs more than the header of a batch. The validation of the records checks the
 checksum, the records, and the size of each entry of a message set of format v0 or v1
@@ -34,13 +34,13 @@ ONE_BATCH_FROM: Final = 3
 ZSTD_FROM: Final = 7
 
 
-class AdmissionCheck:
+class ProduceAdmissionCheck:
     """A reason to refuse records."""
 
     name: ClassVar[str] = ""
 
 
-class RequestCheck(AdmissionCheck):
+class ProduceRequestCheck(ProduceAdmissionCheck):
     """A reason to refuse all partitions of a request."""
 
     def refuse_request(self, request: ProduceRequest) -> KafkaError | None:
@@ -48,7 +48,7 @@ class RequestCheck(AdmissionCheck):
         raise NotImplementedError
 
 
-class PartitionCheck(AdmissionCheck):
+class ProducePartitionCheck(ProduceAdmissionCheck):
     """A reason to refuse one partition."""
 
     def refuse_partition(
@@ -65,7 +65,7 @@ class PartitionCheck(AdmissionCheck):
         raise NotImplementedError
 
 
-class RecordsCheck(AdmissionCheck):
+class ProduceRecordsCheck(ProduceAdmissionCheck):
     """A reason to refuse the records of a partition of which this broker is the leader."""
 
     def refuse_records(
@@ -75,7 +75,7 @@ class RecordsCheck(AdmissionCheck):
         raise NotImplementedError
 
 
-class BatchCheck(AdmissionCheck):
+class ProduceBatchCheck(ProduceAdmissionCheck):
     """A reason to refuse a batch of message format v2, whose header is parsed."""
 
     def refuse_batch(
@@ -85,7 +85,7 @@ class BatchCheck(AdmissionCheck):
         raise NotImplementedError
 
 
-class TransactionCheck(RequestCheck):
+class ProduceTransactionCheck(ProduceRequestCheck):
     """Transactions are not supported: docs/decisions/transactions-refused.md."""
 
     name = "transaction"
@@ -100,7 +100,7 @@ class TransactionCheck(RequestCheck):
         )
 
 
-class AcksCheck(RequestCheck):
+class ProduceAcksCheck(ProduceRequestCheck):
     """``acks`` is -1, 0 or 1."""
 
     name = "acks"
@@ -113,7 +113,7 @@ class AcksCheck(RequestCheck):
         )
 
 
-class UnknownPartitionCheck(PartitionCheck):
+class ProduceUnknownPartitionCheck(ProducePartitionCheck):
     """This broker has a replica of the partition."""
 
     name = "unknown partition"
@@ -134,7 +134,7 @@ class UnknownPartitionCheck(PartitionCheck):
         return KafkaError(f"{name}-{records.index} does not exist", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
-class InternalTopicCheck(PartitionCheck):
+class ProduceInternalTopicCheck(ProducePartitionCheck):
     """Only brokers write to internal topics: a client could forge committed offsets there."""
 
     name = "internal topic"
@@ -154,7 +154,7 @@ class InternalTopicCheck(PartitionCheck):
         )
 
 
-class LeaderCheck(PartitionCheck):
+class ProduceLeaderCheck(ProducePartitionCheck):
     """This broker leads the partition, and its log is writable."""
 
     name = "leader"
@@ -175,7 +175,7 @@ class LeaderCheck(PartitionCheck):
         return None
 
 
-class CurrentFormatCheck(RecordsCheck):
+class ProduceCurrentFormatCheck(ProduceRecordsCheck):
     """From version 3 on there are records, and their message format is v2."""
 
     name = "message format"
@@ -198,7 +198,7 @@ class CurrentFormatCheck(RecordsCheck):
         return None
 
 
-class SingleBatchCheck(BatchCheck):
+class ProduceSingleBatchCheck(ProduceBatchCheck):
     """The batch is the only one."""
 
     name = "single batch"
@@ -210,7 +210,7 @@ class SingleBatchCheck(BatchCheck):
         return None if batch.size == size else several_batches_error(batch, size)
 
 
-class ZstdCheck(BatchCheck):
+class ProduceZstdCheck(ProduceBatchCheck):
     """Clients of the request's version know zstd."""
 
     name = "zstd"
@@ -226,7 +226,7 @@ class ZstdCheck(BatchCheck):
         )
 
 
-class TopicFormatCheck(BatchCheck):
+class ProduceTopicFormatCheck(ProduceBatchCheck):
     """The message format of the topic has the features of the batch."""
 
     name = "topic format"
@@ -244,7 +244,7 @@ class TopicFormatCheck(BatchCheck):
         return None
 
 
-class SizeCheck(BatchCheck):
+class ProduceSizeCheck(ProduceBatchCheck):
     """The batch as sent is not larger than ``max.message.bytes`` of its topic."""
 
     name = "size"
@@ -262,17 +262,17 @@ class SizeCheck(BatchCheck):
         )
 
 
-CHECKS: Final[list[AdmissionCheck]] = [
-    TransactionCheck(),
-    AcksCheck(),
-    UnknownPartitionCheck(),
-    InternalTopicCheck(),
-    LeaderCheck(),
-    CurrentFormatCheck(),
-    SingleBatchCheck(),
-    ZstdCheck(),
-    TopicFormatCheck(),
-    SizeCheck(),
+CHECKS: Final[list[ProduceAdmissionCheck]] = [
+    ProduceTransactionCheck(),
+    ProduceAcksCheck(),
+    ProduceUnknownPartitionCheck(),
+    ProduceInternalTopicCheck(),
+    ProduceLeaderCheck(),
+    ProduceCurrentFormatCheck(),
+    ProduceSingleBatchCheck(),
+    ProduceZstdCheck(),
+    ProduceTopicFormatCheck(),
+    ProduceSizeCheck(),
 ]
 """All refusals, in the order of their precedence: the first error is the response.
 
@@ -283,10 +283,16 @@ To add a refusal (by tenant, access rules or a quota), write a subclass of one o
 here, before the checks that it precedes. What it needs of the request becomes a field of
 :class:`~tidemill.broker.produce_codec.ProduceRequest`.
 """
-REQUEST_CHECKS: Final[list[RequestCheck]] = [one for one in CHECKS if isinstance(one, RequestCheck)]
-PARTITION_CHECKS: Final[list[PartitionCheck]] = [one for one in CHECKS if isinstance(one, PartitionCheck)]
-RECORDS_CHECKS: Final[list[RecordsCheck]] = [one for one in CHECKS if isinstance(one, RecordsCheck)]
-BATCH_CHECKS: Final[list[BatchCheck]] = [one for one in CHECKS if isinstance(one, BatchCheck)]
+REQUEST_CHECKS: Final[list[ProduceRequestCheck]] = [
+    one for one in CHECKS if isinstance(one, ProduceRequestCheck)
+]
+PARTITION_CHECKS: Final[list[ProducePartitionCheck]] = [
+    one for one in CHECKS if isinstance(one, ProducePartitionCheck)
+]
+RECORDS_CHECKS: Final[list[ProduceRecordsCheck]] = [
+    one for one in CHECKS if isinstance(one, ProduceRecordsCheck)
+]
+BATCH_CHECKS: Final[list[ProduceBatchCheck]] = [one for one in CHECKS if isinstance(one, ProduceBatchCheck)]
 
 
 def refusal_of_request(request: ProduceRequest) -> KafkaError | None:

@@ -82,7 +82,7 @@ def write_content(directory: Path, shape: Shape, rows: int) -> int:
             at = chance.randrange(len(text) - shape.value_bytes)
             key = b"key-%012d" % chance.randrange(keys)
             builder.append(NOW_MS + number, key, text[at : at + shape.value_bytes], None)
-        log.append_as_follower(builder.build(base_offset=first, leader_epoch=0), NOW_MS)
+        log.append_copied(builder.build(base_offset=first, leader_epoch=0), NOW_MS)
     log.roll(NOW_MS)
     log.close(NOW_MS)
     return sum(path.stat().st_size for path in directory.glob("*.log"))

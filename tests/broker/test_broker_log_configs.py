@@ -56,7 +56,7 @@ def test_a_topic_setting_changes_one_log_setting(key: str) -> None:
     field, text, value = SETTINGS[key]
     default, made = LogConfig(), log_config(BrokerConfig.of(), "t", {key: text})
     assert made != default
-    changed = {name for name in LogConfig.__slots__ if getattr(made, name) != getattr(default, name)}
+    changed = {name for name in LogConfig._fields if getattr(made, name) != getattr(default, name)}
     assert (changed, getattr(made, field)) == ({field}, value)
 
 

@@ -70,7 +70,7 @@ class Side:
         for key in KEYS:
             if key[0] == topic:
                 one = self.bench.partition(*key)
-                one.lag_ms_max = LAG_MS
+                one.events.lag_ms_max = LAG_MS
                 isr = (NODE,) if topic == "u" else REPLICAS
                 one.apply_state(NODE, 1, REPLICAS, isr, partition_epoch=0, now_ms=self.bench.clock.now_ms)
 
@@ -484,7 +484,7 @@ def test_an_ended_session_unregisters_after_its_last_delayed_fetch(bench: Bench)
 def test_each_fetch_of_a_follower_is_recorded_while_commits_wait_for_another(bench: Bench) -> None:
     """A fetch may commit records because of the time that has passed, so each fetch is recorded."""
     partition = bench.partition()
-    partition.lag_ms_max = LAG_MS
+    partition.events.lag_ms_max = LAG_MS
     partition.apply_state(NODE, 1, REPLICAS, (NODE, 2), partition_epoch=0, now_ms=bench.clock.now_ms)
     partition.fetched_by(3, 0, 0, bench.clock.now_ms)  # caught up, but not in the ISR
     follower = bench.client()
@@ -504,7 +504,7 @@ def test_each_fetch_of_a_follower_is_recorded_while_commits_wait_for_another(ben
 @pytest.mark.parametrize("leaves", ["appended", "forgotten", "session ends"])
 def test_the_caught_up_time_of_a_follower_advances_without_changes(bench: Bench, leaves: str) -> None:
     partition = bench.partition()
-    partition.lag_ms_max = LAG_MS
+    partition.events.lag_ms_max = LAG_MS
     partition.apply_state(NODE, 1, REPLICAS, (NODE, 2), partition_epoch=0, now_ms=bench.clock.now_ms)
     changes: list[Any] = []
     bench.manager.listener.alter_isr = lambda *change: changes.append(change[1])

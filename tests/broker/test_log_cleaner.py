@@ -317,7 +317,7 @@ def test_a_deleted_key_stays_deleted_after_a_concurrent_move(
             data = bytearray(build_batch([(NOW, key, value, None)]))
             data[:8] = int(log.end_offset).to_bytes(8, "big")
             leader = BatchCleaner(OffsetMap(1000, 0.9, 0), NOW, 0, UNPACKED_BYTES_MAX)
-            log.append_as_follower(leader.clean(parse_batch(bytes(data), 0, len(data)), False, False), NOW)
+            log.append_copied(leader.clean(parse_batch(bytes(data), 0, len(data)), False, False), NOW)
             log.roll(NOW)
             log.flush(NOW)
         target = next(str(path) for path in paths if not log.directory.startswith(str(path)))
@@ -504,7 +504,7 @@ def test_an_uncleanable_log_does_not_stop_the_cleaning_of_others(
     data = bytearray(path.read_bytes())
     data[-2] ^= 1
     path.write_bytes(data)
-    bad.config.min_cleanable_dirty_ratio = 0.0
+    bad.set_config(bad.config._replace(min_cleanable_dirty_ratio=0.0))
     good.clean_end = 10
     assert not stage.clean()
     assert "bad-0 is uncleanable until the broker restarts" in caplog.text

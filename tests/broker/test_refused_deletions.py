@@ -14,8 +14,8 @@ from test_controller_requests import NODE, BrokerStage
 
 from tidemill.coordination.cluster_image import ClusterImage, Delta
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
+from tidemill.model.task_set import TaskSet
 from tidemill.server import refused_deletions
-from tidemill.server.background_tasks import BackgroundTasks
 from tidemill.server.refused_deletions import RefusedDeletions
 
 
@@ -42,7 +42,7 @@ async def test_a_failed_topic_deletion_on_the_controllers_broker_is_retried(
             admin_manager=SimpleNamespace(replicas_deleted=replicas_deleted),
         )
         one.broker.controller = controller
-        tasks = BackgroundTasks()
+        tasks = TaskSet()
         deletions = RefusedDeletions(one.broker, one.applier, tasks)
         listener: Any = one.listener
         listener.topic_deletion_refused = deletions.retry_topic
@@ -57,7 +57,7 @@ async def test_a_failed_topic_deletion_on_the_controllers_broker_is_retried(
         assert "t" in delta.failures
         assert await asyncio.wait_for(confirmed.get(), 10) == (NODE, [("t", b"1" * 16)])
         assert not one.broker.log_manager.logs
-        while tasks.running:  # noqa: ASYNC110 - there is no event
+        while tasks:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.001)
         assert confirmed.empty()
 
@@ -75,7 +75,7 @@ async def test_a_failed_replica_deletion_on_the_controllers_broker_is_retried(
 
     with ThreadPoolExecutor(1) as pool:
         one = BrokerStage(pool)
-        tasks = BackgroundTasks()
+        tasks = TaskSet()
         deletions = RefusedDeletions(one.broker, one.applier, tasks)
         listener: Any = one.listener
         listener.topic_deletion_refused = deletions.retry_topic
@@ -91,7 +91,7 @@ async def test_a_failed_replica_deletion_on_the_controllers_broker_is_retried(
         elif comes_back:
             await one.lead("t", b"1" * 16, 0, leader=2, leader_epoch=3)
         async with asyncio.timeout(10):
-            while tasks.running:  # noqa: ASYNC110 - there is no event
+            while tasks:  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.001)
         assert bool(one.broker.log_manager.logs) == bool(comes_back)
         assert (one.broker.replica_manager.find("t", 0) is not None) == bool(comes_back)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.client.errors import check, code_of, error_for, is_there
+from tidemill.client.errors import check, error_for, is_there
 from tidemill.model.errors import ErrorCode
 
 
@@ -22,7 +22,7 @@ def test_every_code_is_shown_by_its_name_alone() -> None:
 
 
 def test_a_code_of_a_newer_broker_is_shown_by_number() -> None:
-    assert code_of(9_999) == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert ErrorCode.of(9_999) == ErrorCode.UNKNOWN_SERVER_ERROR
     error = error_for(9_999, "read t-0", detail="it is new.", step="update")
     assert str(error) == "cannot read t-0: UNKNOWN_SERVER_ERROR (code 9999) (it is new); update"
 

@@ -519,7 +519,7 @@ def test_prepared_aborts_are_not_committed(tmp_path: Path) -> None:
     end = int(log.end_offset)
     options: dict[str, Any] = {"producer_id": 90, "producer_epoch": 2, "base_sequence": 0}
     rows = [(1, None, b"given up", None)]
-    log.append_as_follower(build_batch(rows, transactional=True, base_offset=end, **options), 1)
+    log.append_copied(build_batch(rows, transactional=True, base_offset=end, **options), 1)
     log.close(1)
     write_state(data, 3, producer_id=90)
     told = called(data, "--open-as-committed")
@@ -538,7 +538,7 @@ def test_records_of_open_transactions_are_committed_or_block_readers(tmp_path: P
     end = int(log.end_offset)
     options: dict[str, Any] = {"producer_id": 90, "producer_epoch": 2, "base_sequence": 0}
     rows = [(1, None, b"perhaps", None)]
-    log.append_as_follower(build_batch(rows, transactional=True, base_offset=end, **options), 1)
+    log.append_copied(build_batch(rows, transactional=True, base_offset=end, **options), 1)
     log.close(1)
     write_state(data, 1)
     as_it_is = tmp_path / "as-it-is"
@@ -599,10 +599,10 @@ def test_records_that_ending_transactions_found_lost_are_reported_by_the_next_st
     end = int(log.end_offset)
     options: dict[str, Any] = {"producer_id": 90, "producer_epoch": 2, "base_sequence": 0}
     rows = [(1, None, b"perhaps", None)]
-    log.append_as_follower(build_batch(rows, transactional=True, base_offset=end, **options), 1)
+    log.append_copied(build_batch(rows, transactional=True, base_offset=end, **options), 1)
     for later in range(2):
         rows = [(1, None, b"later %d" % later, None)]
-        log.append_as_follower(build_batch(rows, base_offset=end + 1 + later), 1)
+        log.append_copied(build_batch(rows, base_offset=end + 1 + later), 1)
     log.close(1)
     write_state(data, 1)
     lost = lose(data, end + 1)

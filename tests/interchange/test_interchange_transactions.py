@@ -121,7 +121,7 @@ def test_a_follower_of_kafkas_log_has_its_indexes(written: tuple[Path, int], tmp
     (tmp_path / "bought-0").mkdir()
     log = opened(tmp_path / "bought-0")
     for path in sorted(source.glob("*.log")):
-        log.append_as_follower(path.read_bytes(), 1)
+        log.append_copied(path.read_bytes(), 1)
     theirs = b"".join(indexes(source).values())
     assert b"".join(indexes(tmp_path / "bought-0").values()) == theirs
     assert log.last_stable_offset(log.end_offset) == stable

@@ -51,7 +51,7 @@ def write(log: Log, records: Sequence[tuple[int, bytes | None, bytes | None]], *
     """Appends a batch of (timestamp, key, value) as a leader sent it; returns its base offset."""
     base = int(log.end_offset)
     rows = [(timestamp, key, value, None) for timestamp, key, value in records]
-    log.append_as_follower(build_batch(rows, base_offset=base, leader_epoch=0, **options), NOW)
+    log.append_copied(build_batch(rows, base_offset=base, leader_epoch=0, **options), NOW)
     return base
 
 
@@ -65,7 +65,7 @@ def end_transaction(log: Log, producer_id: int, committed: bool) -> int:
     """Appends a marker; returns its offset."""
     offset = int(log.end_offset)
     marker = build_end_marker(committed, NOW, producer_id, 0, 0, leader_epoch=0, base_offset=offset)
-    log.append_as_follower(marker, NOW)
+    log.append_copied(marker, NOW)
     return offset
 
 
@@ -100,7 +100,7 @@ def write_old(
     """Appends messages of format v0 or v1, with a codec as one wrapper; returns the first offset."""
     base = int(log.end_offset)
     data = build_message_set(magic, records, codec, base_offset=base, append_time_ms=append_time_ms)
-    log.append_as_follower(data, NOW)
+    log.append_copied(data, NOW)
     return base
 
 

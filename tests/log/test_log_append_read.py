@@ -286,9 +286,9 @@ def test_a_follower_stores_batches_larger_than_a_reduced_segment_size(
         batch(2, value=value, base_offset=base, leader_epoch=0).to_bytes()
         for base, value in ((10, large), (12, b""), (14, large), (16, large), (18, b""))
     )
-    assert log.append_as_follower(data, NOW) == 20
+    assert log.append_copied(data, NOW) == 20
     log.truncate_fully_and_start_at(11, NOW)
-    assert log.append_as_follower(data, NOW) == 20, "the log may start within a large one"
+    assert log.append_copied(data, NOW) == 20, "the log may start within a large one"
     assert [(int(one.base_offset), int(one.size) > 1000) for one in log.segments] == [
         (10, True),
         (12, False),
@@ -330,13 +330,13 @@ def test_a_follower_keeps_the_offsets_and_leader_epochs_of_batches(log_of: MakeL
         batch(2, base_offset=base, leader_epoch=epoch).to_bytes()
         for base, epoch in ((10, 3), (12, 3), (20, 5))
     )
-    assert log.append_as_follower(data + data[:30], NOW) == 22
+    assert log.append_copied(data + data[:30], NOW) == 22
     assert [(b.base_offset, b.leader_epoch) for b in stored(log, 11)] == [(10, 3), (12, 3), (20, 5)]
     known = (log.leader_epochs.epochs, log.leader_epochs.starts)
     assert known == ([3, 5], [0, 14]), "an epoch starts at the end of the previous batch"
     assert [b.base_offset for b in stored(log, 15)] == [20]
     with pytest.raises(KafkaError, match="the leader sent offset 10, but the log ends at 22"):
-        log.append_as_follower(data, NOW)
+        log.append_copied(data, NOW)
 
 
 @pytest.mark.parametrize("base", [1, 2])
@@ -346,10 +346,10 @@ def test_a_follower_rejects_overlapping_batches_in_one_fetch_response(
     log = log_of()
     data = b"".join(batch(3, base_offset=at, leader_epoch=0).to_bytes() for at in (0, base))
     with pytest.raises(KafkaError, match=f"the leader sent offset {base}, but the log ends at 3") as caught:
-        log.append_as_follower(data, NOW)
+        log.append_copied(data, NOW)
     assert caught.value.code == ErrorCode.OFFSET_OUT_OF_RANGE
     assert (log.end_offset, [b.base_offset for b in stored(log, 0)]) == (3, [0])
-    assert log.append_as_follower(batch(3, base_offset=3, leader_epoch=0).to_bytes(), NOW) == 6
+    assert log.append_copied(batch(3, base_offset=3, leader_epoch=0).to_bytes(), NOW) == 6
 
 
 @pytest.mark.parametrize("held", [0, 1])
@@ -360,14 +360,15 @@ def test_a_batch_of_an_earlier_epoch_is_appended_on_a_retry_after_a_failed_appen
     files.make_directory("/d/events-0")
     log = log_of(files=files, directory="/d/events-0")
     for at in range(held):
-        log.append_as_follower(batch(1, base_offset=at, leader_epoch=2).to_bytes(), NOW)
+        log.append_copied(batch(1, base_offset=at, leader_epoch=2).to_bytes(), NOW)
     files.fail("append", ".log", errno.ENOSPC)
+    data = batch(1, base_offset=held, leader_epoch=5).to_bytes()
     with pytest.raises(StorageError):
-        log.append_as_follower(batch(1, base_offset=held, leader_epoch=5).to_bytes(), NOW, leader_epoch=5)
+        log.append_as_follower(data, 0, len(data), 5, NOW)
     earlier = batch(1, base_offset=held, leader_epoch=3).to_bytes()
     with pytest.raises(CorruptMessage, match="it may come from the next leader"):
-        log.append_as_follower(earlier, NOW, leader_epoch=5)
-    assert log.append_as_follower(earlier, NOW, leader_epoch=5) == held + 1
+        log.append_as_follower(earlier, 0, len(earlier), 5, NOW)
+    assert log.append_as_follower(earlier, 0, len(earlier), 5, NOW) == held + 1
 
 
 FAR = 1 << 32
@@ -383,7 +384,7 @@ def test_a_follower_appends_a_first_batch_that_begins_before_its_log_start_offse
     log.truncate_fully_and_start_at(start, NOW)
     first = batch(5, base_offset=5, leader_epoch=3, producer_id=8, producer_epoch=0, base_sequence=0)
     second = batch(2, base_offset=10, leader_epoch=4)
-    assert log.append_as_follower(first.to_bytes() + second.to_bytes(), NOW) == 12
+    assert log.append_copied(first.to_bytes() + second.to_bytes(), NOW) == 12
     if stop == "clean":
         log.close(NOW)
     if stop != "none":
@@ -404,10 +405,10 @@ def test_only_the_first_batch_of_a_log_may_begin_before_the_log_end_offset(
     log = log_of()
     log.truncate_fully_and_start_at(7, NOW)
     with pytest.raises(CorruptMessage, match="the leader sent offset 2, but the log ends at 7"):
-        log.append_as_follower(batch(5, base_offset=2).to_bytes(), NOW)
-    assert log.append_as_follower(batch(5, base_offset=5).to_bytes(), NOW) == 10
+        log.append_copied(batch(5, base_offset=2).to_bytes(), NOW)
+    assert log.append_copied(batch(5, base_offset=5).to_bytes(), NOW) == 10
     with pytest.raises(CorruptMessage, match="the leader sent offset 8, but the log ends at 10"):
-        log.append_as_follower(batch(5, base_offset=8).to_bytes(), NOW)
+        log.append_copied(batch(5, base_offset=8).to_bytes(), NOW)
     assert (log.start_offset, log.end_offset) == (7, 10)
 
 
@@ -420,9 +421,9 @@ def test_a_first_batch_is_appended_on_a_retry_after_the_disk_was_full(batch: Mak
     for operation, path in (("append", "00005.log"), ("open", "00005.index")):
         files.fail(operation, path, errno.ENOSPC)
         with pytest.raises(StorageError):
-            log.append_as_follower(data, NOW)
+            log.append_copied(data, NOW)
         assert (log.start_offset, log.end_offset) == (7, 7)
-    assert log.append_as_follower(data, NOW) == 10
+    assert log.append_copied(data, NOW) == 10
     assert (log.start_offset, [b.base_offset for b in stored(log, 7)]) == (7, [5])
 
 
@@ -435,7 +436,7 @@ def test_a_follower_rolls_a_segment_after_a_fully_compacted_offset_range(
         log.append(batch(1), 0, NOW)
     for at in range(3):
         made = batch(2, base_offset=FAR + 2 * at, leader_epoch=0, timestamp=NOW + at)
-        assert log.append_as_follower(made.to_bytes(), NOW) == FAR + 2 * at + 2
+        assert log.append_copied(made.to_bytes(), NOW) == FAR + 2 * at + 2
     assert [segment.base_offset for segment in log.segments] == [0, FAR]
     log.roll(NOW)
     again = open_log(SystemFiles(), directory, log.topic_partition, log.config, now_ms=NOW)
@@ -452,10 +453,10 @@ def test_a_log_is_truncated_to_an_offset_in_a_gap_between_segments(
 ) -> None:
     log = log_of()
     for base in (0, FAR):
-        log.append_as_follower(batch(2, base_offset=base, leader_epoch=0).to_bytes(), NOW)
+        log.append_copied(batch(2, base_offset=base, leader_epoch=0).to_bytes(), NOW)
     assert log.truncate_to(offset, NOW)
     assert (log.end_offset, [b.base_offset for b in stored(log, 0)]) == (offset, [0])
-    log.append_as_follower(batch(1, base_offset=offset, leader_epoch=0).to_bytes(), NOW)
+    log.append_copied(batch(1, base_offset=offset, leader_epoch=0).to_bytes(), NOW)
     assert [b.base_offset for b in stored(log, 0) + stored(log, offset)][-1] == offset
 
 
@@ -479,8 +480,8 @@ def test_a_follower_stores_messages_of_old_formats_after_a_gap(
 ) -> None:
     log = log_of({"index_interval_bytes": 0})
     records = [(NOW, b"k", b"v")] * 3
-    log.append_as_follower(build_message_set(magic, records, codec, None, FAR), NOW)
-    log.append_as_follower(build_message_set(magic, records, codec, None, FAR + 3), NOW)
+    log.append_copied(build_message_set(magic, records, codec, None, FAR), NOW)
+    log.append_copied(build_message_set(magic, records, codec, None, FAR + 3), NOW)
     assert log.end_offset == FAR + 6
     log.roll(NOW)
     part = log.read(FAR + 1, 1 << 20, log.end_offset, True)
@@ -496,9 +497,9 @@ def test_a_failed_roll_over_a_gap_leaves_the_log_unchanged(batch: MakeBatch) -> 
     far = batch(1, base_offset=FAR, leader_epoch=0).to_bytes()
     files.fail("open", f"{FAR:020d}.index", errno.ENOSPC)
     with pytest.raises(StorageError):
-        log.append_as_follower(far, NOW)
+        log.append_copied(far, NOW)
     assert (log.end_offset, log.producer_state.end_offset, len(log.segments)) == (1, 1, 1)
-    assert log.append_as_follower(far, NOW) == FAR + 1
+    assert log.append_copied(far, NOW) == FAR + 1
 
 
 @pytest.mark.parametrize("size", [-5, 3])
@@ -507,7 +508,7 @@ def test_a_follower_rejects_an_invalid_batch_length(log_of: MakeLog, batch: Make
     good = batch(1, base_offset=0, leader_epoch=0).to_bytes()
     bad = good[:8] + size.to_bytes(4, "big", signed=True) + good[12:]
     with pytest.raises(CorruptMessage, match="says that it has"):
-        log.append_as_follower(good + bad, NOW)
+        log.append_copied(good + bad, NOW)
     assert log.end_offset == 1
 
 

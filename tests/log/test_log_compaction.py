@@ -172,7 +172,7 @@ def test_unsynced_records_do_not_replace_older_records(log: Log) -> None:
 
 
 def test_segments_younger_than_min_compaction_lag_are_not_cleaned(log: Log) -> None:
-    log.config.min_compaction_lag_ms = 1000
+    log.set_config(log.config._replace(min_compaction_lag_ms=1000))
     for number in range(4):
         put(log, ("k", f"v{number}"), timestamp=NOW + number * 1000)
         log.roll(NOW)
@@ -181,7 +181,7 @@ def test_segments_younger_than_min_compaction_lag_are_not_cleaned(log: Log) -> N
 
 
 def test_a_log_past_max_compaction_lag_is_cleaned_at_any_dirty_ratio(log: Log) -> None:
-    log.config.max_compaction_lag_ms = 1000
+    log.set_config(log.config._replace(max_compaction_lag_ms=1000))
     for number in range(20):
         put(log, (f"k{number}", "v"))
     log.roll(NOW)
@@ -295,7 +295,9 @@ def test_tombstones_of_old_formats_are_removed_with_the_age_of_their_segment() -
     files.make_directory("/d/t-0")
     files.now_ms = NOW
     log = opened(files, "/d/t-0")
-    log.config.segment_bytes = 1  # merged segments would have the later modification time
+    log.set_config(
+        log.config._replace(segment_bytes=1)
+    )  # merged segments would have the later modification time
     write_old(log, 1, [(NOW, b"a", b"1"), (NOW, b"b", None)])
     log.roll(NOW)
     clean(log)
@@ -370,7 +372,7 @@ def test_the_marker_with_the_latest_producer_epoch_is_kept_and_older_markers_are
     old = end_transaction(log, 7, committed=True)
     bump = int(log.end_offset)
     marker = build_end_marker(True, NOW, 7, 1, 0, leader_epoch=0, base_offset=bump)
-    log.append_as_follower(marker, NOW)
+    log.append_copied(marker, NOW)
     put(log, ("k", "2"))
     log.roll(NOW)
     clean(log)
@@ -416,7 +418,7 @@ def test_a_log_with_more_keys_than_the_map_holds_is_cleaned_in_several_runs(log:
 
 
 def test_segments_are_merged_up_to_the_segment_size(log: Log) -> None:
-    log.config.segment_bytes = 3000
+    log.set_config(log.config._replace(segment_bytes=3000))
     for number in range(12):
         put(log, *[(f"{number}-{at}", "v" * 50) for at in range(10)])
         log.roll(NOW)

@@ -16,6 +16,7 @@ from faulty_files import FaultyFiles
 
 from default_limits import Check
 from record_builders import build_batch, build_message_set
+from tidemill.log.batch_scan import BatchScan
 from tidemill.log.delayed_file_removal import DelayedFileRemoval
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
@@ -67,7 +68,7 @@ def append(log: Log, name: str, number: int) -> None:
         log.append(parse_batch(data, 0, len(data)), 3, NOW)
         return
     old = [(time, key, value) for time, key, value, _ in records]
-    log.append_as_follower(build_message_set(int(magic[1]), old, codec, None, log.end_offset), NOW)
+    log.append_copied(build_message_set(int(magic[1]), old, codec, None, log.end_offset), NOW)
 
 
 @cache
@@ -232,3 +233,23 @@ def is_undetectable(name: str, at: int, within: int, alone: bool) -> bool:
     lowest_bytes_of_offset = 4 <= within < 8
     small_jump_of_a_wrapper = name[:2] in ("v0", "v1") and " " in name and within == 7
     return (is_last and (lowest_bytes_of_offset or is_epoch(name, within))) or small_jump_of_a_wrapper
+
+
+@pytest.mark.parametrize("magic", [1, 2])
+@pytest.mark.parametrize("window_bytes", [100, 8192])
+def test_a_scan_finds_checksum_faults_of_batches_larger_than_its_window(
+    magic: int, window_bytes: int
+) -> None:
+    value = bytes(range(250))
+    whole = build_message_set(1, [(5, b"k", value)]) if magic == 1 else build_batch([(5, b"k", value, None)])
+    for position in range(len(whole) - 1, len(whole) - 251, -50):
+        damaged = whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :]
+        files = FaultyFiles()
+        files.make_directory("/d")
+        file = files.open("/d/x", create=True)
+        file.append([whole, damaged])
+        scan = BatchScan(file, 0, 2 * len(whole), window_bytes)
+        faults = [bool(scan.checksum_fault()) for _ in range(2) if scan.step()]
+        assert faults == [False, True]
+        assert not scan.step()
+        assert scan.fault == ""

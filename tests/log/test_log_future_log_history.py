@@ -63,7 +63,7 @@ class Stage:
 
     def receive(self, first: int, end: int, epoch: int) -> None:
         for offset in range(first, end):
-            self.log.append_as_follower(batch(offset, epoch, b"%d of epoch %d" % (offset, epoch)), NOW)
+            self.log.append_copied(batch(offset, epoch, b"%d of epoch %d" % (offset, epoch)), NOW)
 
     def begin(self) -> LogDirMove:
         move = begin_move(self.logs, KEY, self.target, NOW)
@@ -191,7 +191,7 @@ def test_different_records_of_the_same_epoch_are_removed_from_the_future_log(how
     stage = Stage(4)
     stage.log.truncate_to(2, NOW)
     for offset in range(2, 6):
-        stage.log.append_as_follower(batch(offset, 1, b"another %d" % offset), NOW)
+        stage.log.append_copied(batch(offset, 1, b"another %d" % offset), NOW)
     stage.go_on(how)
     assert content(stage.swap()) == content(stage.log)
 
@@ -201,13 +201,13 @@ def test_messages_without_a_leader_epoch_are_copied_again(how: str) -> None:
     stage = Stage(0)
     data = build_message_set(1, [(NOW, b"k", b"former")])
     for offset in range(4):
-        stage.log.append_as_follower(offset.to_bytes(8, "big") + data[8:], NOW)
+        stage.log.append_copied(offset.to_bytes(8, "big") + data[8:], NOW)
     copy(stage.move)
     assert stage.move.future_log.end_offset == 4
     stage.log.truncate_to(2, NOW)
     data = build_message_set(1, [(NOW, b"k", b"latter")])
     for offset in range(2, 4):
-        stage.log.append_as_follower(offset.to_bytes(8, "big") + data[8:], NOW)
+        stage.log.append_copied(offset.to_bytes(8, "big") + data[8:], NOW)
     stage.go_on(how)
     moved = stage.swap()
     piece = moved.read(0, 1 << 20, 4, True)

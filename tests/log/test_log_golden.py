@@ -23,7 +23,7 @@ def of_size(offset: int, size: int) -> bytes:
 
 def follow(log: Log, *batches: bytes) -> None:
     for data in batches:
-        log.append_as_follower(data, NOW)
+        log.append_copied(data, NOW)
 
 
 def test_a_log_of_two_v0_messages_has_65_bytes(log_of: MakeLog, directory: str) -> None:

@@ -632,7 +632,7 @@ def test_a_log_keeps_its_cleaner_checkpoint_after_a_batch_around_its_start() -> 
     files, key = FaultyFiles(), TopicPartition("t", 0)
     manager = started(files)
     log = manager.create(key, TOPIC_ID, LogConfig(), NOW)
-    log.append_as_follower(build_batch([(NOW, b"k", b"v", None)] * 30), NOW)
+    log.append_copied(build_batch([(NOW, b"k", b"v", None)] * 30), NOW)
     log.clean_end = 30
     log.truncate_fully_and_start_at(23, NOW)
     (directory,) = manager.dirs.all

@@ -83,7 +83,7 @@ class LogMachine(RuleBasedStateMachine):
     def append_as_follower(self, gap: int, count: int) -> None:
         base = self.end + gap
         batch, values = self.batch(count, 5, base_offset=base, leader_epoch=self.epoch)
-        assert self.log.append_as_follower(batch.data, NOW) == base + count
+        assert self.log.append_copied(batch.data, NOW) == base + count
         self.records += [(base + at, value, self.epoch) for at, value in enumerate(values)]
         self.end = base + count
 

@@ -23,6 +23,7 @@ from tidemill.log.time_index import TimeIndex
 from tidemill.log.transaction_index import Aborted, decode_aborted
 from tidemill.model.ids import decode_id
 from tidemill.model.types import TopicPartition
+from tidemill.records.batch import parse_batch
 
 PAGES = Path(__file__).parents[2] / "docs/formats"
 
@@ -68,7 +69,9 @@ def test_the_transaction_index_example_is_correct() -> None:
 
 def test_the_producer_snapshot_example_is_correct() -> None:
     state = ProducerStateManager("t-0")
-    state.apply_batch(42, 2, 7, 2, 2, 1_700_000_000_000, 0)
+    time_ms = 1_700_000_000_000
+    data = build_batch([(time_ms, None, b"v", None)] * 3, producer_id=42, producer_epoch=2, base_sequence=5)
+    state.apply(parse_batch(data, 0, len(data)), None, 0, time_ms, 0)
     assert state.encode() == example_bytes("producer-snapshot.md")
 
 
@@ -76,6 +79,7 @@ def test_the_leader_epoch_checkpoint_example_is_correct(files: FaultyFiles) -> N
     epochs = LeaderEpochFileCache(files, "/d/e")
     for epoch, start in ((0, 0), (3, 100), (5, 200)):
         epochs.assign(epoch, start)
+    epochs.save_changed()
     assert files.read("/d/e").decode() == example("leader-epoch-checkpoint.md")
 
 

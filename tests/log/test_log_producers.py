@@ -140,7 +140,7 @@ def test_a_batch_accepted_as_new_by_another_leader_is_a_duplicate_afterwards(
     for sequence in sequences[:4]:
         log.append(produced(batch, sequence), 0, NOW)
     # That leader's log starts here and has no state of the producer.
-    log.append_as_follower(produced(batch, sequences[1], base_offset=4).data, NOW)
+    log.append_copied(produced(batch, sequences[1], base_offset=4).data, NOW)
     if stop == "kill":
         log.close_handlers()
     elif stop == "clean":
@@ -171,7 +171,7 @@ def test_a_producer_with_an_open_transaction_never_expires(log_of: MakeLog, batc
         options = {"producer_id": producer, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
         log.append(batch(1, **options), 0, NOW)
     marker = build_end_marker(True, NOW, 2, 0, 0, base_offset=2, leader_epoch=0)
-    log.append_as_follower(marker, NOW)
+    log.append_copied(marker, NOW)
     assert log.producer_state.remove_expired_producers(NOW + 1_000_000, 1000) == 1
     assert list(log.producer_state.entries) == [1]
     assert log.last_stable_offset(log.end_offset) == 0
@@ -227,11 +227,11 @@ def test_a_damaged_snapshot_is_rejected(data: bytes, text: str) -> None:
         decode_snapshot(data, "x.snapshot")
 
 
-def test_a_snapshot_is_read_back_unchanged() -> None:
+def test_a_snapshot_is_read_back_unchanged(batch: MakeBatch) -> None:
     state = ProducerStateManager("t-0")
     for producer in range(10):
-        state.apply_batch(producer, 1, producer, producer * 10, 3, NOW, NOW)
-    state.begin_transaction(4, 40)
+        appended = produced(batch, producer, 3, 1, producer, transactional=producer == 4)
+        state.apply(appended, None, producer * 10, NOW, NOW)
     other = ProducerStateManager("t-0")
     other.restore(state.encode(), 100, NOW, "x")
     assert other.encode() == state.encode()
@@ -249,7 +249,7 @@ def test_markers_in_the_log_end_transactions(log_of: MakeLog, batch: MakeBatch) 
             ).to_bytes(),
         ]
     )
-    log.append_as_follower(data, NOW)
+    log.append_copied(data, NOW)
     log.close_handlers()
     again = log_of()
     entry = again.producer_state.entries[7]

@@ -414,7 +414,7 @@ def test_an_epoch_with_compacted_first_batches_starts_at_the_previous_log_end_of
     for base, epoch in ((0, 0), (2, 0), (6, 0), (20, 1)):
         if base == 20 and rolled:
             log.roll(NOW)
-        log.append_as_follower(batch(2, base_offset=base, leader_epoch=epoch).to_bytes(), NOW)
+        log.append_copied(batch(2, base_offset=base, leader_epoch=epoch).to_bytes(), NOW)
     first = path_of(log, 0)
     size = len(batch(2).to_bytes())
     data = first.read_bytes()
@@ -434,7 +434,7 @@ def test_a_later_epoch_start_in_the_file_is_kept(log_of: MakeLog, batch: MakeBat
     """Apache Kafka records the first batch that it gets of an epoch."""
     log = log_of(SMALL)
     for base, epoch in ((0, 0), (20, 1), (30, 2)):
-        log.append_as_follower(batch(2, base_offset=base, leader_epoch=epoch).to_bytes(), NOW)
+        log.append_copied(batch(2, base_offset=base, leader_epoch=epoch).to_bytes(), NOW)
     Path(directory, "leader-epoch-checkpoint").write_bytes(b"0\n3\n0 0\n1 20\n2 30\n")
     again, warnings = opening(directory)
     assert warnings == []
@@ -448,7 +448,7 @@ def test_after_a_power_cut_the_leader_epochs_are_those_of_the_batches(
     """The log was truncated to 2 and followed an earlier leader. The crash restored the former file."""
     log = log_of(SMALL)
     for base, epoch in ((0, 0), (2, 1), (4, 1)):
-        log.append_as_follower(batch(2, base_offset=base, leader_epoch=epoch).to_bytes(), NOW)
+        log.append_copied(batch(2, base_offset=base, leader_epoch=epoch).to_bytes(), NOW)
     file = Path(directory, "leader-epoch-checkpoint")
     file.write_bytes(b"0\n2\n0 0\n3 2\n")
     again, warnings = opening(directory, recovery_point=2, lost_unsynced=lost)

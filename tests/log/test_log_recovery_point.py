@@ -65,7 +65,7 @@ def filled(batch: MakeBatch, formats: str) -> FaultyFiles:
             data = build_message_set(
                 int(kind), [(time, b"k", b"v" * 30) for time in times], codec, None, base
             )
-            log.append_as_follower(data, NOW)
+            log.append_copied(data, NOW)
     files.kill()
     return files
 

@@ -69,7 +69,7 @@ def test_uncommitted_bytes_do_not_delete_committed_segments(
 ) -> None:
     log = filled(log_of, batch, retention_ms=-1)
     retention_bytes = 2 * log.segments[0].size
-    log.config.retention_bytes = retention_bytes
+    log.set_config(log.config._replace(retention_bytes=retention_bytes))
     assert expired_segments(log, high_watermark, NOW) == gone
     log.delete_old_segments(gone, NOW)
     log.truncate_to(high_watermark, NOW)  # As a follower with the offsets of another leader.

@@ -116,6 +116,7 @@ def epochs(files: FaultyFiles, *entries: tuple[int, int]) -> LeaderEpochFileCach
     made = LeaderEpochFileCache(files, "/d/leader-epoch-checkpoint")
     for epoch, start in entries:
         made.assign(epoch, start)
+    made.save_changed()
     return made
 
 

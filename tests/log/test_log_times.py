@@ -54,7 +54,7 @@ def test_timestamps_are_found_in_all_formats_except_v0(log_of: MakeLog, batch: M
             log.append(batch(count, timestamp=base, step_ms=step, codec=codec), 0, NOW)
         else:
             records = [(time, b"k", b"v" * 20) for time in made]
-            log.append_as_follower(build_message_set(magic, records, codec, None, len(times)), NOW)
+            log.append_copied(build_message_set(magic, records, codec, None, len(times)), NOW)
         times += made if magic else [-1] * count
     start = 0
     for stop in ("clean", "unclean", "clean"):
@@ -75,7 +75,7 @@ def test_timestamps_are_found_in_all_formats_except_v0(log_of: MakeLog, batch: M
 
 def test_a_log_of_v0_messages_has_no_timestamps(log_of: MakeLog) -> None:
     log = log_of()
-    log.append_as_follower(build_message_set(0, [(0, b"k", b"v")] * 9), NOW)
+    log.append_copied(build_message_set(0, [(0, b"k", b"v")] * 9), NOW)
     assert (log.offset_for_timestamp(0), log.max_timestamp_offset()) == (None, None)
 
 

@@ -40,7 +40,7 @@ def put(log: Log, producer: int, count: int = 1, *, epoch: int = 0) -> int:
     base = int(log.end_offset)
     rows = [(NOW, b"key", b"value", None)] * count
     options = {"producer_id": producer, "producer_epoch": epoch, "base_sequence": 0, "base_offset": base}
-    log.append_as_follower(build_batch(rows, transactional=True, leader_epoch=0, **options), NOW)
+    log.append_copied(build_batch(rows, transactional=True, leader_epoch=0, **options), NOW)
     return base
 
 
@@ -48,7 +48,7 @@ def end(log: Log, producer: int, kind: int = ABORT, *, epoch: int = 0) -> int:
     """Appends a marker; returns its offset."""
     offset = int(log.end_offset)
     data = build_end_marker(kind == COMMIT, NOW, producer, epoch, 5, leader_epoch=0, base_offset=offset)
-    log.append_as_follower(data, NOW)
+    log.append_copied(data, NOW)
     return offset
 
 
@@ -379,7 +379,7 @@ def test_a_data_record_in_marker_form_ends_no_transaction(
     if leads:
         log.append(parse_batch(data, 0, len(data)), 0, NOW)
     else:
-        log.append_as_follower(data, NOW)
+        log.append_copied(data, NOW)
     assert (log.end_offset, log.last_stable_offset(2)) == (2, 0)
     assert entries(directory) == []
 

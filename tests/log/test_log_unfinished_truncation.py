@@ -173,7 +173,7 @@ def test_appends_and_syncs_fail_while_a_truncation_is_incomplete(cut: Callable[[
         end, size = int(log.end_offset), files.size(log.active.path) if files.exists(log.active.path) else 0
         for write in (
             lambda one: one.append(produced(int(one.end_offset)), 4, NOW),
-            lambda one: one.append_as_follower(b"", NOW),
+            lambda one: one.append_copied(b"", NOW),
             lambda one: one.begin_flush(),
             lambda one: one.begin_safe_point(),
             lambda one: one.close(NOW),
@@ -209,7 +209,7 @@ def test_records_fetched_again_after_a_failed_truncation_keep_the_start_of_their
         piece = source.read(CUT, 10_000, END, True)
         assert piece is not None
         while piece is not None:
-            log.append_as_follower(piece.read(), NOW)
+            log.append_copied(piece.read(), NOW)
             piece = source.read(log.end_offset, 10_000, END, True)
         assert state(log) == state(source)
 

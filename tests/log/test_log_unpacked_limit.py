@@ -58,9 +58,9 @@ def stored_in(directory: Path, data: bytes, limit: int) -> Log:
     """A log with ``data``, and a batch after it."""
     settings = {"unpacked_bytes_max": limit, "max_message_bytes": EVERYTHING, "segment_bytes": 1 << 20}
     log = opened(SystemFiles(), str(directory), settings=settings)
-    log.append_as_follower(data, NOW)
+    log.append_copied(data, NOW)
     log.roll(NOW)
-    log.append_as_follower(build_batch([(NOW + 9, b"c", b"", None)], base_offset=log.end_offset), NOW)
+    log.append_copied(build_batch([(NOW + 9, b"c", b"", None)], base_offset=log.end_offset), NOW)
     return log
 
 

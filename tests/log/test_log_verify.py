@@ -293,8 +293,7 @@ def test_a_batch_truncated_during_the_check_is_damage(tmp_path: Path, batch: Mak
     check = Check(FILES, str(tmp_path), on_bytes=cut)
     check_partition(check)
     assert any(
-        one.damage and one.position == len(first) and "its header says 1" in one.text
-        for one in check.findings
+        one.damage and one.position == len(first) and "its header has 1" in one.text for one in check.findings
     )
 
 

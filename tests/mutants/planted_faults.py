@@ -42,31 +42,32 @@ LEADER: Final = (
     Fault(
         "commit-without-followers",
         "replication/follower_replicas.py",
-        "            if is_rejoining or broker in self.maximal_isr:\n",
+        "            if is_rejoining or broker in maximal_isr:\n",
         "            if False:\n",
         "The high watermark waits for all replicas of the ISR.",
     ),
     Fault(
         "commit-without-pending-members",
         "replication/follower_replicas.py",
-        "            if is_rejoining or broker in self.maximal_isr:\n",
-        "            if broker in self.isr:\n",
+        "            if is_rejoining or broker in maximal_isr:\n",
+        "            if broker in self.isr_state.isr:\n",
         "The high watermark waits for the replicas that the leader has asked the controller to add to the"
         " ISR.",
     ),
     Fault(
         "isr-shrink-before-store",
         "replication/partition.py",
-        "        replication.request(isr)\n        # The controller",
-        "        replication.request(isr)\n"
-        "        replication.isr = tuple(one for one in replication.isr if one in isr)\n"
+        "        self.isr_state.request(isr)\n        # The controller",
+        "        self.isr_state.request(isr)\n"
+        "        smaller = tuple([one for one in self.isr if one in isr])\n"
+        "        self.isr_state.committed = type(self.isr_state.committed)(smaller, self.partition_epoch)\n"
         "        # The controller",
         "A replica leaves the ISR only after the store has the smaller ISR.",
     ),
     Fault(
         "commit-alone-while-expanding",
         "replication/partition.py",
-        "        self._alone = False\n        self.events.isr_requested(",
+        "        self._update_alone()\n        self.events.isr_requested(",
         "        self.events.isr_requested(",
         "A leader that requests a larger ISR does not commit alone.",
     ),
@@ -179,8 +180,8 @@ LEADER: Final = (
     Fault(
         "removed-follower-still-caught-up",
         "replication/follower_replicas.py",
-        "                follower.forget()\n        self.isr = isr\n",
-        "                pass\n        self.isr = isr\n",
+        "                follower.forget()\n\n    def resume(",
+        "                pass\n\n    def resume(",
         "A follower that the controller has removed from the ISR joins again only with a later fetch.",
     ),
     Fault(
@@ -454,7 +455,7 @@ FOLLOWER: Final = (
     Fault(
         "batches-of-next-leader-accepted",
         "log/log.py",
-        "            if leader_epoch >= 0:\n",
+        "            if leader_epoch != NO_LEADER_EPOCH:\n",
         "            if leader_epoch < -1:\n",
         "A follower appends no batch of a leader to which it did not send the fetch.",
         reason="It has no effect in 70 seeds: a leader must be deposed, truncate, and receive other records"
@@ -608,16 +609,17 @@ LOG: Final = (
     Fault(
         "followers-keep-no-producer-state",
         "log/log.py",
-        "            if batch.producer_id >= 0:\n"
-        "                self._update_producer(batch, marker, last_offset, batch.max_timestamp, now_ms)\n",
-        "",
+        "                self.producer_state.apply(batch, marker, batch.base_offset, batch.max_timestamp,"
+        " now_ms)\n",
+        "                pass\n",
         "Followers keep the producer state, so that they detect duplicates as leaders.",
     ),
     Fault(
         "epochs-survive-truncation",
         "log/log.py",
-        "        self.leader_epochs.truncate_from_end(int(self.end_offset), save=False)\n",
-        "",
+        "        self.note_offset_change()\n"
+        "        self.leader_epochs.truncate_from_end(int(self.end_offset))\n",
+        "        self.note_offset_change()\n",
         "A truncation also truncates the leader epochs.",
     ),
     Fault(
@@ -634,7 +636,7 @@ LOG: Final = (
         "epoch-start-not-stored",
         "log/log.py",
         "        if leader_epoch != self._leader_epoch:\n"
-        "            self.leader_epochs.assign(int(leader_epoch), int(self.end_offset), save=False)\n",
+        "            self.leader_epochs.assign(int(leader_epoch), int(self.end_offset))\n",
         "        str(leader_epoch)\n",
         "An epoch starts at the log end offset at the election of its leader.",
     ),
@@ -684,8 +686,8 @@ LOG: Final = (
     Fault(
         "straddling-batch-end",
         "log/log.py",
-        "        self.end_offset = offset if batch_offset < 0 or batch_offset > offset else batch_offset\n",
-        "        self.end_offset = offset\n",
+        "        self._set_end(offset if batch_offset < 0 or batch_offset > offset else batch_offset)\n",
+        "        self._set_end(offset)\n",
         "A truncation to an offset within a batch removes the whole batch.",
         reason="In the first 60 seeds no log is truncated within a batch: leader epochs end between two"
         " batches, and replicas have the same batches.",
@@ -843,7 +845,7 @@ LOG: Final = (
     Fault(
         "damaged-tail-kept",
         "log/log_loader.py",
-        "            if walk.fault:\n                self._truncate(",
+        "            if walk.end is not WalkEnd.WHOLE:\n                self._truncate(",
         "            if False:\n                self._truncate(",
         "A recovery truncates the log at the first invalid batch.",
     ),
@@ -885,7 +887,7 @@ LOG: Final = (
     Fault(
         "gap-between-segments-kept",
         "log/log_loader.py",
-        "            if not walk.fault and self._is_end_missing(walk, limit, last):\n",
+        "            if walk.end is WalkEnd.WHOLE and self._is_end_missing(walk, limit, last):\n",
         "            if False:\n",
         "A recovery truncates the log where a segment ends before the start of the next segment.",
     ),
@@ -1319,8 +1321,8 @@ ELECTIONS: Final = (
     Fault(
         "commit-alone-below-min-insync",
         "replication/partition.py",
-        "        return self.is_leader and len(self.isr) == 1 and not self.is_under_min_isr\n",
-        "        return self.is_leader and len(self.isr) == 1\n",
+        "            and len(self.isr) == 1\n            and not self.is_under_min_isr\n",
+        "            and len(self.isr) == 1\n",
         "With min.insync.replicas=2 a leader that is alone in the ISR commits nothing.",
     ),
     Fault(

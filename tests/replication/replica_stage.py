@@ -92,7 +92,7 @@ def led(isr: tuple[int, ...] = ALL, config: LogConfig | None = None) -> tuple[Br
     """Broker 1, which leads a partition with replicas on 1, 2 and 3 in epoch 5 with partition epoch 7."""
     broker = Broker(LEADER, 1, config)
     (partition,) = broker.partitions
-    partition.lag_ms_max = LAG_MS
+    partition.events.lag_ms_max = LAG_MS
     partition.apply_state(LEADER, 5, ALL, isr, partition_epoch=7, now_ms=0)
     return broker, partition
 

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from tidemill.replication.follower_replicas import UNKNOWN, FollowerReplicas
+from tidemill.replication.isr_state import IsrState
 
 LAG_MS = 100
 
 
 def led(isr: tuple[int, ...] = (1, 2, 3), now_ms: int = 0) -> FollowerReplicas:
-    return FollowerReplicas(1, (1, 2, 3), isr, 7, now_ms, LAG_MS)
+    state = IsrState()
+    state.commit(isr, 7)
+    return FollowerReplicas(1, (1, 2, 3), state, now_ms, LAG_MS)
+
+
+def change(replicas: FollowerReplicas, isr: tuple[int, ...], assigned: tuple[int, ...] = (1, 2, 3)) -> None:
+    """The controller has written ``isr``, of the replicas ``assigned``."""
+    former = replicas.isr_state.isr
+    replicas.isr_state.commit(isr, 8)
+    replicas.change(assigned, former)
 
 
 def test_the_high_watermark_is_the_least_offset_of_the_in_sync_replicas() -> None:
@@ -44,11 +54,11 @@ def test_a_replica_of_a_pending_isr_holds_the_high_watermark() -> None:
     replicas = led(isr=(1, 2))
     replicas.fetched(2, 10, 0, 10, 0)
     replicas.fetched(3, 4, 0, 10, 0)
-    replicas.request((1, 2, 3))
+    replicas.isr_state.request((1, 2, 3))
+    assert replicas.isr_state.isr == (1, 2)
     assert replicas.high_watermark(10, 0) == 4
-    replicas.change((1, 2, 3), (1, 2, 3), 8)
-    assert replicas.pending_isr is None
-    assert replicas.partition_epoch == 8
+    change(replicas, (1, 2, 3))
+    assert replicas.isr_state.pending is None
     assert replicas.high_watermark(10, 0) == 4
 
 
@@ -57,7 +67,7 @@ def test_a_follower_removed_from_the_isr_does_not_hold_the_high_watermark() -> N
     replicas.fetched(2, 10, 0, 10, 0)
     replicas.fetched(3, 10, 0, 10, 0)
     assert replicas.high_watermark(11, 1) == 10
-    replicas.change((1, 2, 3), (1, 2), 8)
+    change(replicas, (1, 2))
     replicas.fetched(2, 11, 0, 11, 2)
     assert replicas.high_watermark(11, 2) == 11
 
@@ -108,7 +118,7 @@ def test_a_replica_that_returns_with_fewer_records_is_not_caught_up() -> None:
 def test_a_replica_removed_from_the_isr_keeps_its_broker_epoch() -> None:
     replicas = led()
     replicas.fetched(3, 10, 0, 10, 0, 9)
-    replicas.change((1, 2, 3), (1, 2), 8)
+    change(replicas, (1, 2))
     assert replicas.followers[3].end_offset == UNKNOWN
     assert not replicas.fetched(3, 10, 0, 10, 1, 5)
     replicas.fetched(3, 10, 0, 10, 1, 9)
@@ -127,7 +137,7 @@ def test_a_follower_is_caught_up_when_it_reaches_the_end_offset_of_its_previous_
 
 def test_only_one_isr_change_is_pending() -> None:
     replicas = led()
-    replicas.request((1, 2))
+    replicas.isr_state.request((1, 2))
     assert replicas.without_lagging(10, 100 * LAG_MS) == (1, 2, 3)
     assert not replicas.can_join_isr(3, 0, 0, 0)
 
@@ -140,7 +150,7 @@ def test_a_replica_at_the_high_watermark_and_epoch_start_may_join_the_isr() -> N
     assert replicas.can_join_isr(2, 9, 9, 0)
     # It may hold records of an older epoch that this leader does not have.
     assert not replicas.can_join_isr(2, 9, 10, 0)
-    assert replicas.with_joined(2) == (1, 2)
+    assert replicas.isr_state.with_joined(2) == (1, 2)
     assert not replicas.can_join_isr(4, 0, 0, 0)
 
 
@@ -156,7 +166,7 @@ def test_a_replica_with_records_deleted_by_the_leader_may_not_join_the_isr() -> 
 
 def test_replicas_are_added_and_removed() -> None:
     replicas = led()
-    replicas.change((1, 3, 4), (1, 3), 9)
+    change(replicas, (1, 3), (1, 3, 4))
     assert sorted(replicas.followers) == [3, 4]
     assert not replicas.fetched(2, 10, 0, 10, 0)
     assert replicas.fetched(4, 10, 0, 10, 0)
@@ -178,7 +188,8 @@ def test_the_log_start_offset_of_an_in_sync_replica_counts_before_its_broker_is_
     replicas.fetched(2, 10, 3, 10, 0)
     replicas.fetched(3, 10, 2, 10, 0)
     assert replicas.start_offset(5, {1}.__contains__) == 3
-    replicas.request((1, 2, 3))
+    replicas.isr_state.request((1, 2, 3))
+    assert replicas.isr_state.isr == (1, 2)
     assert replicas.start_offset(5, {1}.__contains__) == 2
-    replicas.change((1, 2, 3), (1,), 9)
+    change(replicas, (1,))
     assert replicas.start_offset(5, {1}.__contains__) == 5

@@ -158,7 +158,6 @@ async def test_a_new_partition_state_ends_a_pending_isr_change() -> None:
         assert stage.leave(0)
         stage.tell(WITH_A_LATE_ONE._replace(isr=(NODE, FOLLOWER, LATE), partition_epoch=6))
         stage.cut_off.resume()
-        replication = stage.partition.replication
-        assert replication is not None
-        assert (stage.partition.isr, replication.pending_isr) == ((NODE, FOLLOWER, LATE), None)
+        state = stage.partition.isr_state
+        assert (state.isr, state.pending) == ((NODE, FOLLOWER, LATE), None)
         assert len(requested) == 1

@@ -227,7 +227,7 @@ async def test_a_new_replica_gets_in_sync_with_a_log_that_ends_in_a_gap(data: Pa
         leader.apply_state(NODE, 1, (NODE, 2), (NODE,), partition_epoch=1, now_ms=0)
         follower = logs.create(TopicPartition("u", 0), bytes([2]) * 16, SMALL, 0)
         while (piece := leader.read(follower.end_offset, 1 << 20, WHOLE, True)) is not None:
-            follower.append_as_follower(piece.read(), 0)
+            follower.append_copied(piece.read(), 0)
         wanted: list[tuple[int, ...]] = []
         replicas.listener.alter_isr = lambda partition, isr, epoch: wanted.append(isr)
         leader.fetched_by(2, int(follower.end_offset), 0, 1)
@@ -327,7 +327,7 @@ async def test_a_log_damaged_after_a_clean_shutdown_without_checkpoints_is_repor
 def append_from_leader(log: Log, base_offset: int) -> None:
     batch = bytearray(made().data)
     batch[:8] = base_offset.to_bytes(8, "big")
-    log.append_as_follower(bytes(batch), 0)
+    log.append_copied(bytes(batch), 0)
 
 
 def cut_in_gap(logs: LogManager) -> int:

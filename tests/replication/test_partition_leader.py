@@ -100,8 +100,8 @@ def test_a_caught_up_follower_is_requested_for_the_isr() -> None:
     assert len(broker.events.wanted) == 1
     partition.apply_state(1, 5, ALL, (1, 2, 3), partition_epoch=8, now_ms=4)
     assert partition.isr == ALL
-    assert partition.replication is not None
-    assert partition.replication.partition_epoch == 8
+    assert partition.partition_epoch == 8
+    assert partition.isr_state.pending is None
 
 
 @pytest.mark.parametrize("asks", [False, True])

@@ -22,7 +22,7 @@ def receive(log: Log, offsets: list[int], epoch: int = 0) -> None:
     """Appends the records of these offsets, as a leader without other records sends them."""
     for offset in offsets:
         row = (NOW, KEYS[offset], b"%d" % offset, None)
-        log.append_as_follower(build_batch([row], base_offset=offset, leader_epoch=epoch), NOW)
+        log.append_copied(build_batch([row], base_offset=offset, leader_epoch=epoch), NOW)
 
 
 class Recovered:
@@ -94,9 +94,7 @@ def test_messages_without_leader_epochs_are_kept_up_to_the_cleaner_checkpoint() 
     """The checkpointed high watermark may be lower."""
     recovered = Recovered(COMPACTED, [])
     log = recovered.following.log
-    log.append_as_follower(
-        build_message_set(1, [(NOW, KEYS[at], b"v") for at in range(5)], 0, base_offset=0), NOW
-    )
+    log.append_copied(build_message_set(1, [(NOW, KEYS[at], b"v") for at in range(5)], 0, base_offset=0), NOW)
     recovered.following.high_watermark, log.clean_end = 1, 3
     recovered.two.become(LEADER, 1, (LEADER,))
     recovered.fetcher.add_partition(TOPIC, recovered.following, 0)

@@ -187,7 +187,7 @@ async def test_followers_and_consumers_read_to_the_ends_of_the_moved_log(has_tra
                 transactional=True,
                 base_offset=10,
             )
-            stage.log.append_as_follower(data, 0)
+            stage.log.append_copied(data, 0)
         stage.append(5)
         limits, end = stage.partition.read_limits, 15 + has_transaction
         assert limits.has_transactions is has_transaction
@@ -489,7 +489,7 @@ async def test_aborted_and_open_transactions_are_moved() -> None:
                 )
             else:
                 data = build_end_marker(committed, 0, producer, 0, 3, base_offset=end)
-            stage.log.append_as_follower(data, 0)
+            stage.log.append_copied(data, 0)
 
         for number in range(40):
             put(number)

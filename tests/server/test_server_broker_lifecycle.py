@@ -13,8 +13,8 @@ from tidemill.broker.delayed_metadata import DelayedMetadata
 from tidemill.coordination.cluster_image import ClusterImage, Delta
 from tidemill.coordination.topic_image import TopicImage
 from tidemill.model.errors import StorageError
+from tidemill.model.task_set import TaskSet
 from tidemill.server import broker_lifecycle
-from tidemill.server.background_tasks import BackgroundTasks
 from tidemill.server.broker_lifecycle import BrokerLifecycleManager
 from tidemill.server.cluster_member import ClusterMember
 from tidemill.server.cluster_services import ClusterServices, StandaloneServices
@@ -24,7 +24,7 @@ def lifecycle_with(applier: Any, others: ClusterServices | None = None) -> Broke
     """A lifecycle manager with an applier and without a broker."""
     place = BrokerLifecycleManager.__new__(BrokerLifecycleManager)
     place.applier = applier
-    place._changes = set()
+    place._changes = TaskSet()
     place._services = others or StandaloneServices(Broker())
     return place
 
@@ -82,7 +82,7 @@ class UnwritableDirectory(BrokerLifecycleManager):
 
     def __init__(self, refused: int) -> None:
         self.refused = refused
-        self.tasks = BackgroundTasks()
+        self.tasks = TaskSet()
         self.cleared = asyncio.Event()
         dirs = SimpleNamespace(write_new_meta_properties=self.accept, mark_losses_handled=lambda: None)
         logs: Any = SimpleNamespace(missed=0, dirs=dirs)
@@ -128,11 +128,11 @@ async def test_logs_a_failed_background_task(caplog: pytest.LogCaptureFixture) -
     async def work() -> None:
         raise ValueError("a fault of this program")
 
-    tasks = BackgroundTasks()
+    tasks = TaskSet(on_failure=broker_lifecycle.log_failure)
     tasks.start(work())
-    await asyncio.wait(tasks.running)
+    await asyncio.wait(tasks)
     await asyncio.sleep(0)
-    assert not tasks.running
+    assert not tasks
     (logged,) = [record for record in caplog.records if record.name == "tidemill.server" and record.exc_info]
     assert "a fault of this program" in str(logged.exc_info)
 
@@ -160,7 +160,7 @@ async def test_a_change_applied_after_the_stop_starts_no_fetchers() -> None:
     cluster._delayed_metadata = DelayedMetadata()
     cluster._fetchers = following
     place = lifecycle_with(SimpleNamespace(), cluster)
-    place._broker, place.membership, place.tasks = broker, left, BackgroundTasks()
+    place._broker, place.membership, place.tasks = broker, left, TaskSet()
 
     async def change() -> None:
         await asyncio.sleep(0)

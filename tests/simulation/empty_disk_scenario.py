@@ -82,8 +82,8 @@ class EmptyDiskScenario(FullCluster):
 
     def pending(self) -> tuple[int, ...]:
         """The ISR that the leader has requested."""
-        replication = self.led().replication
-        return () if replication is None else replication.pending_isr or ()
+        pending = self.led().isr_state.pending
+        return () if pending is None else pending.isr
 
     def epoch(self) -> int | None:
         """The epoch of the follower's registration, as the controller knows it."""

@@ -139,7 +139,7 @@ class FollowingPromise:
         self._check_has(partition, broker, offset, epoch)
         self._check_counted(partition)
         caught_up_ms = partition.replication.followers[broker].caught_up_ms
-        is_caught_up = caught_up_ms >= 0 and now_ms - caught_up_ms <= partition.lag_ms_max
+        is_caught_up = caught_up_ms >= 0 and now_ms - caught_up_ms <= partition.events.lag_ms_max
         if partition._alone and broker not in partition.isr and is_caught_up:
             self._broken(
                 "follower-position",
@@ -164,11 +164,12 @@ class FollowingPromise:
                     f"{broker} has position {follower.end_offset}, and reported {reported.get(broker)} since"
                     " it left the ISR, or since the leader epoch began",
                 )
-        if partition._alone and replication.pending_isr is not None:
+        pending = partition.isr_state.pending
+        if partition._alone and pending is not None:
             self._broken(
                 "follower-position",
                 partition,
-                f"the leader commits alone, and requests the ISR {replication.pending_isr}",
+                f"the leader commits alone, and requests the ISR {pending.isr}",
             )
 
     def _check_has(self, partition: Partition, broker: int, offset: int, epoch: int) -> None:
@@ -195,9 +196,10 @@ class FollowingPromise:
     def committing(self, partition: Partition, offset: int) -> None:
         """The high watermark of a replica advances."""
         if partition.is_leader and partition.replication is not None:
-            replication = partition.replication
-            for broker, follower in replication.followers.items():
-                if broker in (replication.pending_isr or ()) and follower.end_offset < offset:
+            pending = partition.isr_state.pending
+            requested = () if pending is None else pending.isr
+            for broker, follower in partition.replication.followers.items():
+                if broker in requested and follower.end_offset < offset:
                     self._broken(
                         "committed",
                         partition,
@@ -700,7 +702,7 @@ def _is_deserted(partition: Partition, since_ms: int) -> bool:
         return False
     if partition.high_watermark >= partition.log.end_offset:
         return False
-    if len(partition.isr) == 1 and not partition.is_under_min_isr and replication.pending_isr is None:
+    if len(partition.isr) == 1 and not partition.is_under_min_isr and partition.isr_state.pending is None:
         return False
     members = [follower for broker, follower in replication.followers.items() if broker in partition.isr]
     return all(max(one._fetched_ms, one.caught_up_ms) < since_ms for one in members)

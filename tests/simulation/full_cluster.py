@@ -84,6 +84,7 @@ from tidemill.log.cleaner_messages import STORAGE, Failure
 from tidemill.log.file_names import CLEAN_SHUTDOWN, LOG, parse_partition_directory
 from tidemill.log.log import Log
 from tidemill.model.configs import MIN_INSYNC, BrokerConfig
+from tidemill.model.task_set import TaskSet
 from tidemill.model.types import TopicPartition
 from tidemill.net.link import LinkError
 from tidemill.replication.partition import Partition
@@ -422,7 +423,7 @@ class FullCluster(Simulation):
             mock.patch.object(controller_context, "Random", self._new_random),
             mock.patch.object(leader_election_requests, "plan_elections", self._plan_elections),
             # Calls of killed processes never end, and would be kept.
-            mock.patch.object(common, "_unfinished_work", set()),
+            mock.patch.object(common, "_unfinished_work", TaskSet(on_failure=common.log_failure)),
             *self.promises.commands.patches(),
             *self.promises.coordinators.patches(),
         ]

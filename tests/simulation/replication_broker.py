@@ -254,11 +254,10 @@ class ReplicationBroker(ReplicaManagerListener):
         )
 
         def answer(state: PartitionImage | None) -> None:
-            now = partition.replication
             if (
-                now is None
+                partition.replication is None
                 or partition.leader_epoch != leader_epoch
-                or now.partition_epoch != partition_epoch
+                or partition.partition_epoch != partition_epoch
             ):
                 return  # The broker has sent a request for another state meanwhile.
             if state is None:

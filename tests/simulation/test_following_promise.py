@@ -182,7 +182,7 @@ def test_a_follower_without_records_has_a_position(pair: Pair) -> None:
 
 def test_a_follower_with_another_history_than_its_leader_is_found(pair: Pair) -> None:
     pair.follower.log.truncate_to(4, NOW)
-    pair.follower.log.append_as_follower(pair.batch(4, 4), NOW)
+    pair.follower.log.append_copied(pair.batch(4, 4), NOW)
     pair.fetch(5)
     assert pair.found == "follower-position"
 
@@ -190,16 +190,14 @@ def test_a_follower_with_another_history_than_its_leader_is_found(pair: Pair) ->
 def test_a_leader_that_requests_a_larger_isr_does_not_commit_alone(alone: Pair) -> None:
     alone.fetch(3)
     assert alone.found == ""
-    replication: Any = alone.leader.replication
-    replication.request(BOTH)
+    alone.leader.isr_state.request(BOTH)
     alone.watch.fetched(alone.leader, FOLLOWER, 3, 0, 2, 1)
     assert alone.found == "follower-position"
 
 
 def test_a_commit_waits_for_the_replicas_of_a_requested_isr(alone: Pair) -> None:
     alone.fetch(3)
-    replication: Any = alone.leader.replication
-    replication.request(BOTH)
+    alone.leader.isr_state.request(BOTH)
     alone.watch.committing(alone.leader, 3)
     assert alone.found == ""
     alone.watch.committing(alone.leader, 4)
@@ -209,8 +207,7 @@ def test_a_commit_waits_for_the_replicas_of_a_requested_isr(alone: Pair) -> None
 def test_a_leader_waits_for_a_follower_that_is_caught_up(alone: Pair) -> None:
     alone.fetch(5)
     assert alone.found == ""
-    replication: Any = alone.leader.replication
-    replication.withdraw_request()
+    alone.leader.isr_state.withdraw()
     alone.leader._alone = True
     alone.watch.fetched(alone.leader, FOLLOWER, 5, 0, 2, 1)
     assert alone.found == "follower-position"
@@ -346,14 +343,14 @@ def test_a_truncation_of_common_records_is_found(pair: Pair, is_compacted: bool)
 def test_the_common_part_of_two_logs_ends_at_the_first_different_epoch(pair: Pair) -> None:
     pair.follower.log.truncate_to(3, NOW)
     assert pair.watch.common_end(pair.follower) == 3
-    pair.follower.log.append_as_follower(pair.batch(3, 4), NOW)
+    pair.follower.log.append_copied(pair.batch(3, 4), NOW)
     assert pair.watch.common_end(pair.follower) == 3
 
 
 def test_a_follower_may_truncate_more_if_the_leader_has_deleted_the_common_part(pair: Pair) -> None:
     pair.follower.log.truncate_to(3, NOW)
     for offset in (3, 4):
-        pair.follower.log.append_as_follower(pair.batch(offset, 4), NOW)
+        pair.follower.log.append_copied(pair.batch(offset, 4), NOW)
     pair.leader.log.advance_start(4)
     assert pair.watch.common_end(pair.follower) == -1
 

@@ -192,7 +192,8 @@ def know_a_later_sequence(log: Log) -> None:
 
 
 def know_another_producer(log: Log) -> None:
-    log.producer_state.apply_batch(8, 0, 0, 4, 0, NOW, NOW)
+    data = build_batch([(NOW, None, b"v", None)], producer_id=8, producer_epoch=0, base_sequence=0)
+    log.producer_state.apply(parse_batch(data, 0, len(data)), None, 4, NOW, NOW)
 
 
 def treat_all_as_synced(log: Log) -> None:
@@ -313,7 +314,7 @@ def test_an_epoch_without_records_after_a_truncation_is_found() -> None:
     kept.log.truncate_to(3, NOW)
     kept.promise.cut("broker-1", kept.log)
     assert kept.broken == []
-    kept.log.leader_epochs.assign(7, 3, save=False)
+    kept.log.leader_epochs.assign(7, 3)
     kept.promise.cut("broker-1", kept.log)
     assert [one.partition(":")[0] for one in kept.broken] == ["epochs"]
 

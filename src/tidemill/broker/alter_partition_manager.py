@@ -16,6 +16,8 @@ from tidemill.broker.handlers import alter_partition
 from tidemill.controller.alter_partition import AlterPartitionItem, IsrMember
 from tidemill.controller.controller import KafkaController
 from tidemill.coordination.coordination_store import StoreError
+from tidemill.coordination.store_error_codes import wire_error
+from tidemill.model.backoff import Backoff
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.replication.partition import Partition
 from tidemill.replication.partition_state import PartitionState
@@ -88,13 +90,13 @@ class _PendingChange:
         ``in_any_state``: in any partition epoch.
         """
         partition = self.partition
-        replication = partition.replication
+        pending = partition.isr_state.pending
         return (
             not partition.deleted
             and partition.leader_epoch == self.item.leader_epoch
-            and replication is not None
-            and replication.pending_isr == self.isr
-            and (in_any_state or replication.partition_epoch == self.item.partition_epoch)
+            and pending is not None
+            and pending.isr == self.isr
+            and (in_any_state or partition.partition_epoch == self.item.partition_epoch)
         )
 
 
@@ -144,7 +146,7 @@ class AlterPartitionManager:
             self._task = None
 
     async def _run(self) -> None:
-        backoff_s = RETRY_S
+        backoff = Backoff(RETRY_S, RETRY_S_MAX)
         while self._unsent:
             keys = list(self._unsent)[:PARTITIONS_MAX]
             changes = [one for key in keys if (one := self._unsent.pop(key)).is_pending()]
@@ -168,10 +170,9 @@ class AlterPartitionManager:
             # limits these requests until the controller knows the registration of the replica's broker, and
             # until the replica has fetched with its new broker epoch.
             if any(key in self._unsent for key in keys) or any(map(_is_ineligible, results)):
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, RETRY_S_MAX)
+                await backoff.sleep()
             else:
-                backoff_s = RETRY_S
+                backoff.reset()
         self._task = None
 
     def _handle_result(self, one: _PendingChange, result: PartitionState | KafkaError) -> None:
@@ -211,7 +212,8 @@ class AlterPartitionManager:
             alter_partition.API, lambda: self._request(changes), AlterPartitionResponse
         )
         if response.error_code != 0:
-            raise KafkaError("the controller refuses ISR changes", ErrorCode(response.error_code))
+            name = ErrorCode.name_of(response.error_code)
+            raise KafkaError(f"the controller refuses ISR changes: {name}", ErrorCode.of(response.error_code))
         return _results(changes, response)
 
     def _request(self, changes: Sequence[_PendingChange]) -> AlterPartitionRequest:
@@ -249,7 +251,7 @@ class AlterPartitionManager:
                 [one.item._replace(broker_epoch=broker_epoch) for one in changes]
             )
         except StoreError as problem:
-            raise KafkaError(str(problem), ErrorCode.NOT_CONTROLLER) from None
+            raise wire_error(problem) from None
         return [one if isinstance(one, KafkaError) else state_of(one) for one in results]
 
 
@@ -263,8 +265,8 @@ def _results(
     found: Mapping[PartitionKey, PartitionState | KafkaError] = {
         (topic.topic_id, one.partition_index): (
             KafkaError(
-                f"the controller refuses the ISR: {ErrorCode(one.error_code).name}",
-                ErrorCode(one.error_code),
+                f"the controller refuses the ISR: {ErrorCode.name_of(one.error_code)}",
+                ErrorCode.of(one.error_code),
             )
             if one.error_code != 0
             else PartitionState(

@@ -82,7 +82,7 @@ async def _send_create_topics(
     )
     response = await channel.send_request(create_topics.API, request, CreateTopicsResponse)
     return {
-        one.name: KafkaError(one.error_message or "", ErrorCode(one.error_code))
+        one.name: KafkaError(one.error_message or "", ErrorCode.of(one.error_code))
         for one in response.topics
         if one.error_code != 0
     }

@@ -119,7 +119,6 @@ async def _send_request(broker: Broker, epoch: int) -> Sequence[TopicPartition]:
         return []
     response = await channel.send_request(handler.API, request, ControlledShutdownResponse)
     if response.error_code != 0:
-        known = response.error_code in set(ErrorCode)
-        code = ErrorCode(response.error_code) if known else ErrorCode.UNKNOWN_SERVER_ERROR
+        code = ErrorCode.of(response.error_code)
         raise KafkaError(f"the controller returns error {response.error_code} ({code.name})", code)
     return [TopicPartition(one.topic_name, one.partition_index) for one in response.remaining_partitions]

@@ -29,6 +29,7 @@ from tidemill.broker.controller_request_batch import (
 from tidemill.broker.controller_request_handler import TopicKey
 from tidemill.broker.handlers import leader_and_isr, stop_replica, update_metadata
 from tidemill.coordination.cluster_image import BrokerImage, ClusterImage, Delta
+from tidemill.model.backoff import Backoff
 from tidemill.model.errors import ErrorCode
 from tidemill.model.event_loop_slices import run_in_slices
 from tidemill.net.link import Link, LinkError
@@ -129,7 +130,7 @@ class ControllerChannel:
         self._refused_stops = ControllerRequestBatch()
         """The stops that have failed. Only :attr:`ControllerRequestBatch.stops` and
         :attr:`ControllerRequestBatch.deleted_topics` are used."""
-        self._stop_retry_s = STOP_RETRY_S
+        self._stop_backoff = Backoff(STOP_RETRY_S, STOP_RETRY_S_MAX)
         self._stop_retry_timer: asyncio.TimerHandle | None = None
         self._link: Link | None = None
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -300,7 +301,7 @@ class ControllerChannel:
     def _schedule_stop_retry(self, batch: ControllerRequestBatch, response: StopReplicaResponse) -> None:
         refused = refused_stops(batch, response)
         if not refused:
-            self._stop_retry_s = STOP_RETRY_S
+            self._stop_backoff.reset()
             return
         for key, stops in refused.items():
             self._refused_stops.stops.setdefault(key, {}).update(stops)
@@ -309,15 +310,15 @@ class ControllerChannel:
         for later in (batch, self._pending):
             self._drop_outdated_stops(later)
         if self._stop_retry_timer is None:
+            pause_s = self._stop_backoff.next_s()
             logger.warning(
                 "broker %d could not stop or delete replicas of %d topics; StopReplica is sent again in %g s",
                 self.broker.broker_id,
                 len(refused),
-                self._stop_retry_s,
+                pause_s,
             )
             loop = asyncio.get_running_loop()
-            self._stop_retry_timer = loop.call_later(self._stop_retry_s, self._retry_stops)
-            self._stop_retry_s = min(2 * self._stop_retry_s, STOP_RETRY_S_MAX)
+            self._stop_retry_timer = loop.call_later(pause_s, self._retry_stops)
 
     def _retry_stops(self) -> None:
         """Queues the stops that have failed, before all newer changes."""

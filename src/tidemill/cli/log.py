@@ -191,13 +191,13 @@ def _files_of(paths: tuple[str, ...]) -> Iterator[str]:
         INDEX,
         LEADER_EPOCHS,
         LOG,
+        METADATA_SNAPSHOT,
         PARTITION_METADATA,
         SNAPSHOT,
         TIME_INDEX,
         TRANSACTION_INDEX,
         offset_of,
     )
-    from tidemill.log_tools.dump import METADATA_SNAPSHOT
 
     for path in paths:
         if not os.path.isdir(path):

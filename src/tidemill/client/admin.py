@@ -43,7 +43,7 @@ from tidemill.client.config import config_of
 from tidemill.client.config_keys import COMMON
 from tidemill.client.connection import Connection
 from tidemill.client.consumer_protocol import by_topic, decode_assignment
-from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout, check, code_of, error_for
+from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout, check, error_for
 from tidemill.client.group_offsets import Committed, call_coordinator, commit_offsets, fetch_offsets
 from tidemill.client.group_requests import CONSUMER_PROTOCOL, leave_group
 from tidemill.client.network_client import CONTROL
@@ -1100,7 +1100,7 @@ def _describe_consumer_group(connection: Connection, group: str) -> GroupDescrip
     response = connection.call(
         ApiKey.CONSUMER_GROUP_DESCRIBE, ConsumerGroupDescribeRequest(group_ids=[group])
     ).groups[0]
-    if code_of(response.error_code) in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
+    if ErrorCode.of(response.error_code) in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
         return None
     check(response.error_code, f"describe group {group!r}", broker=connection.address)
     members = [
@@ -1158,7 +1158,7 @@ def _outcomes(
 def _log_directory(found: Any) -> LogDirectory:
     return LogDirectory(
         found.log_dir,
-        code_of(found.error_code).name if found.error_code else None,
+        ErrorCode.of(found.error_code).name if found.error_code else None,
         found.total_bytes,
         found.usable_bytes,
         [

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from tidemill.client.config import ClientConfig
 from tidemill.client.connection import Connection
-from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout, code_of
+from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout
 from tidemill.client.network_client import CONTROL, NetworkClient
 from tidemill.client.offsets import partitions_by_leader
 from tidemill.model.errors import RETRIABLE, ErrorCode
@@ -82,7 +82,7 @@ class AdminConnections:
                     again += part
                     continue
                 for entry in answered:
-                    is_refused = code_of(entry[2].error_code) in RETRIABLE
+                    is_refused = ErrorCode.of(entry[2].error_code) in RETRIABLE
                     (refused if is_refused else entries).append(entry)
             again += [item for _, item, _ in refused]
             pause = self.config.seconds("retry.backoff.ms")

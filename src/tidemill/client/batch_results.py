@@ -21,7 +21,7 @@ from collections import deque
 from typing import Any
 
 from tidemill.client.batch_splitting import split
-from tidemill.client.errors import DeliveryTimeout, code_of
+from tidemill.client.errors import DeliveryTimeout
 from tidemill.client.network_client import NetworkClient
 from tidemill.client.record_accumulator import ProducerBatch, RecordAccumulator, metadata_of
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -169,7 +169,7 @@ class BatchResults:
                 partition=batch.queue.partition,
             )
         reason = self._network_client.topic_errors.get(batch.queue.topic)
-        more = f" (the topic: {code_of(reason).name})" if reason else ""
+        more = f" (the topic: {ErrorCode.of(reason).name})" if reason else ""
         return DeliveryTimeout(
             f"{_messages(batch)} waited longer than delivery.timeout.ms{more}; is its leader running, and "
             "reachable from here?",

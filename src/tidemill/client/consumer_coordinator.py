@@ -35,7 +35,6 @@ from tidemill.client.errors import (
     ClientClosed,
     ClientError,
     RequestTimeout,
-    code_of,
     error_for,
 )
 from tidemill.client.group_commits import MEMBERSHIP_LOST, GroupCommits
@@ -342,7 +341,7 @@ class ConsumerCoordinator:
 
     def _handle_error(self, response: Any, what: str, connection: Connection | None, deadline: float) -> bool:
         """Handles an error in the response to JoinGroup or SyncGroup; returns False at ``deadline``."""
-        code = code_of(response.error_code)
+        code = ErrorCode.of(response.error_code)
         with self._lock:
             self.state = MemberState.UNJOINED
             self.rejoin_needed = True
@@ -475,7 +474,7 @@ class ConsumerCoordinator:
         response = connection.call(
             ApiKey.HEARTBEAT, message, version=version, timeout=max(1.0, self._session_timeout_ms / 1000)
         )
-        code = code_of(response.error_code)
+        code = ErrorCode.of(response.error_code)
         with self._lock:
             if generation != self.generation:
                 return

@@ -156,14 +156,6 @@ class TopicRecreated(DataLoss):
     code = ErrorCode.INCONSISTENT_TOPIC_ID
 
 
-def code_of(number: int) -> ErrorCode:
-    """Returns the code of a number; an unknown number, from a newer broker, is UNKNOWN_SERVER_ERROR."""
-    try:
-        return ErrorCode(number)
-    except ValueError:
-        return ErrorCode.UNKNOWN_SERVER_ERROR
-
-
 def error_for(
     number: int,
     what: str,
@@ -178,9 +170,8 @@ def error_for(
 
     ``step`` replaces the next step that the table has for the code.
     """
-    code = code_of(number)
-    name = code.name if code == number else f"{code.name} (code {number})"
-    parts = [f"cannot {what}: {name}"]
+    code = ErrorCode.of(number)
+    parts = [f"cannot {what}: {ErrorCode.name_of(number)}"]
     if detail:
         parts.append(f" ({detail.rstrip('.')})")
     if broker:

@@ -15,7 +15,7 @@ from tidemill.client import fetch_requests
 from tidemill.client.completed_fetch import CompletedFetch
 from tidemill.client.connection import Connection, InFlightRequest
 from tidemill.client.connection_attempts import no_response_text
-from tidemill.client.errors import NEXT_STEP, ClientError, code_of, error_for
+from tidemill.client.errors import NEXT_STEP, ClientError, error_for
 from tidemill.client.network_client import DATA, SLOW_S, NetworkClient
 from tidemill.client.offsets import EARLIEST, LATEST
 from tidemill.client.wait_reasons import Kind, Wait
@@ -299,7 +299,7 @@ class Fetcher:
             raise request.connection.reject_response(problem) from problem
         if response.error:
             self._network_client.request_refresh()
-            self._back_off(requested, code_of(response.error))
+            self._back_off(requested, ErrorCode.of(response.error))
             return
         by_id = request.version >= BY_ID
         for fetched in response.partitions:
@@ -325,7 +325,7 @@ class Fetcher:
     def _handle_partition(
         self, item: TopicPartition, position: PartitionPosition, offset: int, response: FetchedPartition
     ) -> None:
-        code = code_of(response.error)
+        code = ErrorCode.of(response.error)
         if code == ErrorCode.NONE:
             position.error_name = ""
             position.high_watermark = response.high_watermark

@@ -34,7 +34,6 @@ from tidemill.client.errors import (
     ClientError,
     NoAnswerYet,
     RequestTimeout,
-    code_of,
     error_for,
 )
 from tidemill.client.wait_reasons import Kind, Wait
@@ -374,7 +373,7 @@ class NetworkClient:
                     continue
                 if item.error_code:
                     self.topic_errors[item.name] = item.error_code
-                    if code_of(item.error_code) != ErrorCode.LEADER_NOT_AVAILABLE:
+                    if ErrorCode.of(item.error_code) != ErrorCode.LEADER_NOT_AVAILABLE:
                         self.topics.pop(item.name, None)
                     continue
                 self.topic_errors.pop(item.name, None)

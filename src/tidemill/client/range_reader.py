@@ -27,7 +27,6 @@ from tidemill.client.errors import (
     DataLoss,
     RequestTimeout,
     TopicRecreated,
-    code_of,
     error_for,
 )
 from tidemill.client.group_offsets import commit_offsets
@@ -112,7 +111,7 @@ class RangeReader:
         while True:
             network_client.refresh(deadline, topics)
             errors = network_client.topic_errors
-            codes = {name: code_of(errors[name]) for name in topics if name in errors}
+            codes = {name: ErrorCode.of(errors[name]) for name in topics if name in errors}
             gone = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION}
             waiting = {name: code for name, code in codes.items() if code not in gone}
             for name in codes:
@@ -342,7 +341,7 @@ class _RangeFetch:
         except ProtocolError as problem:
             raise request.connection.reject_response(problem) from problem
         if response.error or not response.partitions:
-            code = code_of(response.error)
+            code = ErrorCode.of(response.error)
             raise BrokerUnreachable(f"Fetch was refused: {code.name}", code)
         return response.partitions[0]
 
@@ -360,7 +359,7 @@ class _RangeFetch:
 
     def _handle_error(self, response: FetchedPartition) -> ClientError:
         """Raises a final error; returns a retriable error after a pause and a metadata refresh."""
-        code = code_of(response.error)
+        code = ErrorCode.of(response.error)
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
             raise self._out_of_range()
         problem = error_for(

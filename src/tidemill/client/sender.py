@@ -22,7 +22,6 @@ from tidemill.client.errors import (
     BrokerUnreachable,
     ClientClosed,
     ClientError,
-    code_of,
     error_for,
 )
 from tidemill.client.network_client import DATA, SLOW_S, NetworkClient
@@ -405,7 +404,7 @@ class Sender:
                 else network_client.leader(queue.topic, queue.partition)
             )
         if node_id < 0:
-            code = code_of(network_client.topic_errors.get(queue.topic, ErrorCode.LEADER_NOT_AVAILABLE))
+            code = ErrorCode.of(network_client.topic_errors.get(queue.topic, ErrorCode.LEADER_NOT_AVAILABLE))
             return f"{code.name}; {NEXT_STEP[code]}" if code in NEXT_STEP else code.name
         blocked = network_client.unresponsive_reason(node_id)
         if blocked is not None:
@@ -461,4 +460,4 @@ class Sender:
                     topic=batch.queue.topic,
                     partition=batch.queue.partition,
                 )
-                self.results.failed(batch, code_of(entry.error_code), refused)
+                self.results.failed(batch, ErrorCode.of(entry.error_code), refused)

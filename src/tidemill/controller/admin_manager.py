@@ -69,6 +69,7 @@ from tidemill.coordination.nodes import (
     DeleteTopicNode,
     TopicNode,
 )
+from tidemill.coordination.store_error_codes import wire_error
 from tidemill.coordination.topic_image import TopicImage
 from tidemill.coordination.write_batches import in_pieces
 from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
@@ -294,10 +295,8 @@ class AdminManager:
         for command in commands:
             try:
                 await self.context.retry_on_conflict(partial(self._alter_config, command, validate_only))
-            except KafkaError as error:
-                errors.append(error.as_result())
-            except StoreError as problem:
-                errors.append(KafkaError(str(problem), ErrorCode.KAFKA_STORAGE_ERROR))
+            except (KafkaError, StoreError) as problem:
+                errors.append(wire_error(problem).as_result())
             else:
                 errors.append(None)
         return errors

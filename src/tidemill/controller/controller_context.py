@@ -51,7 +51,6 @@ from tidemill.coordination.coordination_store import (
     Create,
     Delete,
     NodeExists,
-    NoNode,
     Operation,
     OperationError,
     Store,
@@ -70,6 +69,7 @@ from tidemill.coordination.nodes import (
     ConfigNode,
     DeleteTopicNode,
 )
+from tidemill.coordination.store_error_codes import TOPIC_CODES, controller_replaced, wire_error
 from tidemill.coordination.topic_image import TopicImage
 from tidemill.coordination.write_batches import in_groups, in_pieces
 from tidemill.model.configs import MIN_INSYNC, BrokerConfig
@@ -314,7 +314,7 @@ class ControllerContext:
                 yield
             except BadVersion as problem:
                 if problem.path == CONTROLLER_EPOCH:
-                    raise _other_controller() from problem
+                    raise controller_replaced() from problem
                 raise
 
     async def _reload(self) -> None:
@@ -638,9 +638,9 @@ class ControllerContext:
             except (OperationError, ValueError):
                 # One of them failed, and none was written: each gets its own result.
                 if not self.election.is_active:
-                    return [_other_controller()] * len(group)
+                    return [controller_replaced()] * len(group)
             except StoreError as problem:
-                return [_refused(problem)] * len(group)
+                return [refusal_of(problem)] * len(group)
             else:
                 return [None] * len(group)
         return list(await asyncio.gather(*map(self.write_or_error, group)))
@@ -663,19 +663,11 @@ class ControllerContext:
 
 
 def refusal_of(error: StoreError | ValueError) -> KafkaError:
-    """The error that a client gets when a change could not be written."""
-    match error:
-        case BadVersion(path=path) if path == CONTROLLER_EPOCH:
-            return _other_controller()
-        case BadVersion():
-            return KafkaError(f"{error}. Try again.", ErrorCode.UNKNOWN_SERVER_ERROR)
-        case NodeExists():
-            return KafkaError(str(error), ErrorCode.TOPIC_ALREADY_EXISTS)
-        case NoNode():
-            return KafkaError(str(error), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        case StoreError():
-            return _refused(error)
-    return KafkaError(str(error), ErrorCode.INVALID_REQUEST)
+    """Returns the error that a client gets for a refused write. Logs failures of the store."""
+    refusal = wire_error(error, TOPIC_CODES)
+    if refusal.code == ErrorCode.KAFKA_STORAGE_ERROR:
+        logger.error("the coordination store rejected a write: %s", error)
+    return refusal
 
 
 def log_refused_deletions(topics: Iterable[str]) -> None:
@@ -686,15 +678,6 @@ def log_refused_deletions(topics: Iterable[str]) -> None:
             "false: %s",
             line,
         )
-
-
-def _other_controller() -> KafkaError:
-    return KafkaError("another broker has become the controller", ErrorCode.NOT_CONTROLLER)
-
-
-def _refused(error: StoreError) -> KafkaError:
-    logger.error("the coordination store rejected a write: %s", error)
-    return KafkaError(str(error), ErrorCode.KAFKA_STORAGE_ERROR)
 
 
 _PLACES = {

@@ -6,7 +6,8 @@ import logging
 
 from tidemill.coordination.coordination_store import BadVersion, SetData, Store, StoreError, ensure_paths
 from tidemill.coordination.nodes import PRODUCER_ID_BLOCK, ProducerIdBlock, ProducerIdBlockNode
-from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.coordination.store_error_codes import PRODUCER_ID_CODES, wire_error
+from tidemill.model.errors import KafkaError
 
 logger = logging.getLogger("tidemill.controller")
 
@@ -51,5 +52,5 @@ async def claim_block(store: Store, broker_id: int, used: int = -1) -> tuple[int
         except BadVersion:
             continue  # Another broker allocated that block.
         except StoreError as error:
-            raise KafkaError(str(error), ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
+            raise wire_error(error, PRODUCER_ID_CODES) from error
         return start, BLOCK_SIZE

@@ -13,8 +13,9 @@ from typing import Final, NamedTuple, TypeVar
 
 from tidemill.controller.controller_context import wait_for_others
 from tidemill.coordination.coordination_store import StoreError
+from tidemill.coordination.store_error_codes import wire_error
 from tidemill.coordination.topic_image import TopicImage
-from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.errors import KafkaError
 from tidemill.model.event_loop_slices import slices_by_weight
 
 logger = logging.getLogger(__name__)
@@ -58,8 +59,7 @@ async def run_in_parts(
             logger.warning(
                 "a command on %d topics failed after %d of them: %s", len(items), len(outcomes), problem
             )
-            code = problem.code if isinstance(problem, KafkaError) else ErrorCode.KAFKA_STORAGE_ERROR
-            error = KafkaError(str(problem), code)
+            error = wire_error(problem).as_result()
             outcomes += [Outcome(name_of(item), error=error) for item in items[len(outcomes) :]]
             break
         outcomes += done

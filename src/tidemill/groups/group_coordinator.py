@@ -11,7 +11,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tidemill.groups.coordinator_effects import (
     CommitRequest,
@@ -91,7 +91,7 @@ class GroupCoordinator:
         self._by_number: dict[int, GroupCoordinatorShard] = {}
         self._numbers = 0
         self._tasks = TaskSet()
-        self._loads: set[asyncio.Task[Any]] = set()
+        self._loads = TaskSet()
         self._topic_creation: asyncio.Task[None] | None = None
         self._reports_moves = asyncio.Event()
         """Cleared while the broker stops. OffsetFetch requests for groups that moved wait until it is set."""
@@ -153,9 +153,7 @@ class GroupCoordinator:
         )
         self._shards[partition] = shard
         self._by_number[shard.number] = shard
-        load = self._tasks.start(self._load(shard))
-        self._loads.add(load)
-        load.add_done_callback(self._loads.discard)
+        self._loads.track(self._tasks.start(self._load(shard)))
 
     async def wait_loaded(self, timeout_s: float) -> None:
         """Waits until the partitions that are being loaded are in memory, at most ``timeout_s``."""

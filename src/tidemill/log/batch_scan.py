@@ -14,7 +14,8 @@ from mypy_extensions import i64
 from tidemill.model.system_interfaces import File
 from tidemill.records.batch import (
     ATTRIBUTES,
-    BASE_SEQUENCE,
+    CRC,
+    CURRENT_MAGIC,
     LAST_OFFSET_DELTA,
     LEADER_EPOCH,
     LENGTH,
@@ -25,10 +26,13 @@ from tidemill.records.batch import (
     PRODUCER_EPOCH,
     PRODUCER_ID,
     RECORDS,
+    Batch,
 )
+from tidemill.records.checksum import crc32, crc32c
 
 WINDOW_BYTES: Final = 8192
 """Bytes per read: two index intervals, so that a lookup takes one read."""
+ZEROS_WINDOW_BYTES: Final = 1024 * 1024
 
 
 class BatchScan:
@@ -116,6 +120,46 @@ class BatchScan:
             at = 0
         return self.window, at
 
+    def header(self) -> Batch:
+        """The header of the current batch, which must be of format v2, without its records."""
+        return Batch(self.window, self.at, self.size)
+
+    def checksum_fault(self) -> str:
+        """Describes the checksum fault of the current batch; empty if there is none.
+
+        A batch larger than a window is read in pieces of a window.
+        """
+        is_current: bool = self.magic == CURRENT_MAGIC
+        header: i64 = self.at + (CRC if is_current else LOG_OVERHEAD)
+        stored: i64 = i64(read_i32_be(self.window, header)) & 0xFFFFFFFF
+        begin: i64 = ATTRIBUTES if is_current else MAGIC
+        found: i64 = 0
+        if self.size <= self.window_bytes:
+            data, at = self.whole()
+            covered = memoryview(data)[at + begin : at + self.size]
+            found = crc32c(covered) if is_current else crc32(covered)
+        else:
+            position: i64 = self.position + begin
+            end: i64 = self.position + self.size
+            while position < end:
+                piece = self.file.read_at(position, min(self.window_bytes, end - position))
+                if not piece:
+                    break
+                found = crc32c(piece, found) if is_current else crc32(piece, found)
+                position += len(piece)
+        if found == stored:
+            return ""
+        return (
+            f"the batch with base offset {self.base_offset} has checksum {found}, but its header has {stored}"
+        )
+
+    def step_to_end(self, base_offset: i64) -> i64:
+        """Moves to the end. Returns the offset after the last batch, or ``base_offset`` without batches."""
+        end: i64 = base_offset
+        while self.step():
+            end = self.last_offset + 1
+        return end
+
     @property
     def at(self) -> i64:
         """The position of the current header in :attr:`window`."""
@@ -154,7 +198,15 @@ class BatchScan:
         """-1 without idempotence."""
         return i64(read_i16_be(self.window, self.at + PRODUCER_EPOCH)) if self.magic == 2 else -1
 
-    @property
-    def base_sequence(self) -> i64:
-        """-1 without idempotence."""
-        return i64(read_i32_be(self.window, self.at + BASE_SEQUENCE)) if self.magic == 2 else -1
+
+def zeros_to_end(file: File, position: i64, size: i64) -> bool:
+    """Whether a file of ``size`` bytes has only zeros from ``position`` on.
+
+    They are blocks that the file system allocated but never wrote.
+    """
+    while position < size:
+        data = file.read_at(position, ZEROS_WINDOW_BYTES)
+        if not data or data.count(0) != len(data):
+            return False
+        position += len(data)
+    return True

@@ -44,6 +44,8 @@ STRAY_DIRECTORY: Final = "-stray"
 
 METADATA_DIRECTORY: Final = "__cluster_metadata-0"
 """The log of a KRaft controller, which has its own formats and is no partition of a topic."""
+METADATA_SNAPSHOT: Final = ".checkpoint"
+"""The suffix of a KRaft metadata snapshot, which contains batches, like a log."""
 
 OFFSET_DIGITS: Final = 20
 FILE_NAME_BYTES_MAX: Final = 255

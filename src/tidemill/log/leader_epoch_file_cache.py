@@ -72,11 +72,12 @@ class LeaderEpochFileCache:
         """The last epoch with records, or that this broker began to lead; -1 if there is none."""
         return self.epochs[-1] if self.epochs else -1
 
-    def assign(self, epoch: int, start: int, save: bool = True) -> None:
-        """Records that ``epoch`` begins at ``start``. Ignores a known or negative epoch."""
+    def assign(self, epoch: int, start: int) -> None:
+        """Records that ``epoch`` begins at ``start``. Ignores a known or negative epoch.
+
+        Does not write the file.
+        """
         if epoch < 0 or (self.epochs and epoch == self.epochs[-1]):
-            if self.unsaved and save:
-                self.save()
             return
         # Later entries are those of a truncated log.
         keep = min(bisect_left(self.epochs, epoch), bisect_left(self.starts, start))
@@ -86,8 +87,6 @@ class LeaderEpochFileCache:
         self.epochs.append(epoch)
         self.starts.append(start)
         self.unsaved = True
-        if save:
-            self.save()
 
     def prepend(self, runs: list[EpochRun]) -> None:
         """Inserts the epochs of ``runs``, in their order, before the known ones."""
@@ -119,7 +118,7 @@ class LeaderEpochFileCache:
         """Copies the epochs without records of a log with the same end offset. Does not write the file."""
         for epoch, start in zip(other.epochs, other.starts, strict=True):
             if start >= log_end:
-                self.assign(epoch, start, save=False)
+                self.assign(epoch, start)
 
     def common_end(self, other: LeaderEpochFileCache, log_end: int) -> int:
         """The common end of two logs that both reach ``log_end``; -1 without a common epoch."""
@@ -142,14 +141,15 @@ class LeaderEpochFileCache:
         above = bisect_right(self.starts, offset)
         return above == 0 or epoch in self.epochs[above - 1 : above + 1]
 
-    def truncate_from_end(self, offset: int, save: bool = True) -> None:
-        """Removes the epochs that begin at ``offset`` or later, after a truncation."""
+    def truncate_from_end(self, offset: int) -> None:
+        """Removes the epochs that begin at ``offset`` or later, after a truncation.
+
+        Does not write the file.
+        """
         keep = bisect_left(self.starts, offset)
         if keep < len(self.starts):
             del self.epochs[keep:], self.starts[keep:]
             self.unsaved = True
-        if save:
-            self.save_changed()
 
     def truncate_from_start(self, offset: int) -> None:
         """Removes the epochs that end before the record in front of ``offset``, the new log start offset.
@@ -168,9 +168,9 @@ class LeaderEpochFileCache:
         Apache Kafka records the start of an emptied log as that of its last epoch.
         """
         at_end = self.epoch_of(end)
-        self.truncate_from_end(end, save=False)
+        self.truncate_from_end(end)
         if not self.epochs and 0 < start == end:
-            self.assign(at_end, start - 1, save=False)
+            self.assign(at_end, start - 1)
         self.save_changed()
         self.truncate_from_start(start)
 

@@ -51,11 +51,11 @@ from tidemill.records.batch import (
     LOG_OVERHEAD,
     MAGIC,
     NO_COMPRESSION,
+    NO_LEADER_EPOCH,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     NO_TIMESTAMP,
-    TRANSACTIONAL_FLAG,
     Batch,
     check_crc,
     parse_batch,
@@ -66,8 +66,6 @@ from tidemill.records.end_transaction_marker import EndTransactionMarker, read_m
 from tidemill.records.legacy_formats import Entry, parse_entry
 from tidemill.records.message_set import MessageSet
 
-UNSAVED: Final[i64] = -2
-"""As the epoch of the last batch: the next batch has the epochs saved, whatever its epoch is."""
 PREFIX_BYTES: Final = MAGIC
 """Base offset, length and leader epoch, which the leader sets and the checksum does not cover."""
 
@@ -146,6 +144,7 @@ class Log:
         self._rejected_end: i64 = -1
         """The end offset at which a batch with an earlier epoch than the last one was rejected."""
         self._leader_epoch: i64 = leader_epochs.latest
+        """The epoch of the last batch, or :data:`NO_LEADER_EPOCH`: the next batch has the epochs written."""
         self.set_config(config)
 
     def set_config(self, config: LogConfig) -> None:
@@ -234,11 +233,15 @@ class Log:
             if marker is not None:
                 self._undo_abort(segment, base_offset)
             raise storage_error("append to", segment.path, problem) from problem
-        self.end_offset = last_offset + 1
+        self._set_end(last_offset + 1)
         if batch.producer_id >= 0:
-            self._update_producer(batch, marker, last_offset, timestamp, now_ms)
-        self.producer_state.end_offset = last_offset + 1
+            self.producer_state.apply(batch, marker, base_offset, timestamp, now_ms)
         return AppendResult(base_offset, last_offset, append_time, self.start_offset, False)
+
+    def _set_end(self, offset: i64) -> None:
+        """Sets the log end offset, up to which the producer state is then applied."""
+        self.end_offset = offset
+        self.producer_state.end_offset = offset
 
     def append_messages(self, messages: MessageSet, leader_epoch: i64, now_ms: i64) -> AppendResult:
         """Appends a validated message set of format v0 or v1 and assigns its offsets.
@@ -262,23 +265,22 @@ class Log:
             segment.append_entries(data, base_offset)
         except OSError as problem:
             raise storage_error("append to", segment.path, problem) from problem
-        self.end_offset = last_offset + 1
-        self.producer_state.end_offset = last_offset + 1
+        self._set_end(last_offset + 1)
         return AppendResult(base_offset, last_offset, append_time, self.start_offset, False)
 
-    def append_as_follower(
-        self, data: bytes, now_ms: i64, position: i64 = 0, end: i64 = -1, leader_epoch: i64 = -1
-    ) -> i64:
+    def append_copied(self, data: bytes, now_ms: i64) -> i64:
+        """Same as :meth:`append_as_follower`, for batches of a log of the same partition on this broker."""
+        return self.append_as_follower(data, 0, len(data), NO_LEADER_EPOCH, now_ms)
+
+    def append_as_follower(self, data: bytes, position: i64, end: i64, leader_epoch: i64, now_ms: i64) -> i64:
         """Appends batches from a leader with their offsets and epochs. Returns the new log end offset.
 
-        The batches are ``data[position:end]``; -1 is the end of the data. An incomplete batch at the end is
-        ignored. The first batch of an empty log may begin before the log start offset: the leader's log
-        starts within that batch. ``leader_epoch`` is the leader epoch of the leader; -1: none. Raises
-        CorruptMessage if a batch is damaged, does not follow the log end, or may come from a later leader.
-        Earlier batches are then stored.
+        The batches are ``data[position:end]``. An incomplete batch at the end is ignored. The first batch of
+        an empty log may begin before the log start offset: the leader's log starts within that batch.
+        ``leader_epoch`` is the leader epoch of the leader, or :data:`NO_LEADER_EPOCH` if no leader sent the
+        batches. Raises CorruptMessage if a batch is damaged, does not follow the log end, or may come from a
+        later leader. Earlier batches are then stored.
         """
-        if end < 0:
-            end = len(data)
         self.finish_truncation()
         while whole_batch_size(data, position, end) > 0:
             if data[position + MAGIC] < CURRENT_MAGIC:
@@ -286,7 +288,7 @@ class Log:
                 continue
             batch = parse_batch(data, position, end)
             check_crc(batch)
-            if leader_epoch >= 0:
+            if leader_epoch != NO_LEADER_EPOCH:
                 self._check_epoch(batch.leader_epoch, leader_epoch)
             if batch.base_offset < self.end_offset:
                 if self.start_offset < self.end_offset or batch.last_offset < self.end_offset:
@@ -328,12 +330,10 @@ class Log:
             if marker is not None:
                 self._undo_abort(segment, first.base_offset)
             raise storage_error("append to", segment.path, problem) from problem
+        self._set_end(run[len(run) - 1].next_offset)
         for batch in run:
-            last_offset: i64 = batch.last_offset
-            self.end_offset = last_offset + 1
             if batch.producer_id >= 0:
-                self._update_producer(batch, marker, last_offset, batch.max_timestamp, now_ms)
-            self.producer_state.end_offset = last_offset + 1
+                self.producer_state.apply(batch, marker, batch.base_offset, batch.max_timestamp, now_ms)
         return size
 
     def _next_in_run(self, last: Batch, segment: LogSegment, size: i64, end: i64) -> Batch | None:
@@ -375,8 +375,7 @@ class Log:
             )
         except OSError as problem:
             raise storage_error("append to", segment.path, problem) from problem
-        self.end_offset = entry.offset + 1
-        self.producer_state.end_offset = entry.offset + 1
+        self._set_end(entry.offset + 1)
         return entry.size
 
     def _check_epoch(self, epoch: i64, leader_epoch: i64) -> None:
@@ -427,27 +426,6 @@ class Log:
         except OSError as problem:
             raise storage_error("read", self.directory, problem) from problem
 
-    def _update_producer(
-        self, batch: Batch, marker: EndTransactionMarker | None, last_offset: i64, timestamp: i64, now_ms: i64
-    ) -> None:
-        state = self.producer_state
-        if batch.attributes & CONTROL_FLAG != 0:
-            if marker is not None:
-                offset: i64 = last_offset - batch.last_offset_delta
-                state.end_transaction(batch.producer_id, batch.producer_epoch, marker, offset, timestamp)
-            return
-        state.apply_batch(
-            batch.producer_id,
-            batch.producer_epoch,
-            batch.last_sequence,
-            last_offset,
-            batch.last_offset_delta,
-            timestamp,
-            now_ms,
-        )
-        if batch.attributes & TRANSACTIONAL_FLAG != 0:
-            state.begin_transaction(batch.producer_id, last_offset - batch.last_offset_delta)
-
     def _record_abort(self, segment: LogSegment, batch: Batch, offset: i64) -> EndTransactionMarker | None:
         """Returns the marker in a control batch to be appended at ``offset``, and records an abort in the
         index.
@@ -485,7 +463,7 @@ class Log:
         The file gets it with the first append: an epoch without records need not survive a crash.
         """
         if leader_epoch != self._leader_epoch:
-            self.leader_epochs.assign(int(leader_epoch), int(self.end_offset), save=False)
+            self.leader_epochs.assign(int(leader_epoch), int(self.end_offset))
 
     def set_epoch_before_start(self, leader_epoch: i64) -> None:
         """Sets the epoch of the record before the start of an empty log, as known from the leader.
@@ -501,11 +479,15 @@ class Log:
         return 0 < self.start_offset == self.end_offset and self.leader_epochs.latest < 0
 
     def _begin_epoch(self, leader_epoch: i64, offset: i64) -> None:
+        self.leader_epochs.assign(int(leader_epoch), int(offset))
+        self._save_epochs()
+        self._leader_epoch = leader_epoch
+
+    def _save_epochs(self) -> None:
         try:
-            self.leader_epochs.assign(int(leader_epoch), int(offset))
+            self.leader_epochs.save_changed()
         except OSError as problem:
             raise storage_error("write", self.leader_epochs.path, problem) from problem
-        self._leader_epoch = leader_epoch
 
     # -- rolling
 
@@ -546,13 +528,11 @@ class Log:
         StorageError, and then changes nothing.
         """
         end: i64 = self.end_offset
-        self.end_offset = offset
-        self.producer_state.end_offset = offset
+        self._set_end(offset)
         try:
             self.roll(now_ms)
         except StorageError:
-            self.end_offset = end
-            self.producer_state.end_offset = end
+            self._set_end(end)
             raise
 
     def _segment_for(
@@ -677,12 +657,12 @@ class Log:
         # A batch across the offset is removed as a whole: the log ends at its base offset.
         batch_offset: i64 = segment.base_offset_at(position, self.config.unpacked_bytes_max)
         self._truncation = PendingTruncation(segments.truncate(count, position), False, now_ms)
-        self.end_offset = offset if batch_offset < 0 or batch_offset > offset else batch_offset
+        self._set_end(offset if batch_offset < 0 or batch_offset > offset else batch_offset)
         self.start_offset = min(self.start_offset, self.end_offset)
         self.clean_end = min(self.clean_end, self.end_offset)
         self.durability.truncate(self.end_offset, segment.base_offset, position)
         self.note_offset_change()
-        self.leader_epochs.truncate_from_end(int(self.end_offset), save=False)
+        self.leader_epochs.truncate_from_end(int(self.end_offset))
         self._leader_epoch = self.leader_epochs.latest
 
     def finish_truncation(self) -> None:
@@ -733,11 +713,9 @@ class Log:
 
     def _forget_empty_epochs(self) -> None:
         """Removes epochs that this broker led without records: the current leader does not know them."""
-        self._leader_epoch = UNSAVED
-        try:
-            self.leader_epochs.truncate_from_end(int(self.end_offset))
-        except OSError as problem:
-            raise storage_error("write", self.leader_epochs.path, problem) from problem
+        self._leader_epoch = NO_LEADER_EPOCH
+        self.leader_epochs.truncate_from_end(int(self.end_offset))
+        self._save_epochs()
         self._leader_epoch = self.leader_epochs.latest
 
     def truncate_fully_and_start_at(self, offset: i64, now_ms: i64) -> None:
@@ -755,13 +733,12 @@ class Log:
         self.segment_list.begin_empty(base_offset)
         self.durability.begin_empty(base_offset)
         self.start_offset = start_offset
-        self.end_offset = start_offset
+        self.producer_state = ProducerStateManager(self.producer_state.name)
+        self._set_end(start_offset)
         self.clean_end = min(self.clean_end, start_offset)
         self.note_offset_change()
-        self.leader_epochs.truncate_from_end(int(epochs_end), save=False)
+        self.leader_epochs.truncate_from_end(int(epochs_end))
         self._leader_epoch = self.leader_epochs.latest
-        self.producer_state = ProducerStateManager(self.producer_state.name)
-        self.producer_state.end_offset = start_offset
         self.finish_truncation()
 
     def begin_at_batch(self, base_offset: i64, now_ms: i64) -> None:
@@ -809,8 +786,7 @@ class Log:
             self.segment_list.active.append([data], len(data), begin, begin + count - 1, NO_TIMESTAMP)
         except OSError as problem:
             raise storage_error("append to", self.segment_list.active.path, problem) from problem
-        self.end_offset = begin + count
-        self.producer_state.end_offset = begin + count
+        self._set_end(begin + count)
 
     def advance_start(self, offset: i64) -> bool:
         """Advances the log start offset to ``offset``. Returns False if it is already there.

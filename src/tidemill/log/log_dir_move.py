@@ -148,7 +148,7 @@ class LogDirMove:
             # The range may hold other records by now, which do not follow those of the future log.
             return 0
         before = self.future_log.end_offset
-        self.future_log.append_as_follower(data, now_ms)
+        self.future_log.append_copied(data, now_ms)
         # Nobody reads the future log. The partition knows which markers lie above the high watermark.
         self.future_log.producer_state.transactions.clear_ended()
         if self.future_log.end_offset == before:

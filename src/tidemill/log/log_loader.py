@@ -22,7 +22,7 @@ from tidemill.log.aborted_transaction_recovery import (
     rebuild_index,
     save_recovered_aborts,
 )
-from tidemill.log.batch_scan import BatchScan
+from tidemill.log.batch_scan import BatchScan, zeros_to_end
 from tidemill.log.checkpoint_files import CheckpointDamaged
 from tidemill.log.delayed_file_removal import DelayedFileRemoval, rename_deleted
 from tidemill.log.errors import is_disk_full, storage_error
@@ -52,9 +52,9 @@ from tidemill.log.recovery_walk import (
     Progress,
     RecoveryWalk,
     Resumption,
+    WalkEnd,
     resumption,
     walk_segment,
-    zeros_to_end,
 )
 from tidemill.model.system_interfaces import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
@@ -296,7 +296,7 @@ class LogLoader:
         except CheckpointDamaged as problem:
             self.warnings.append(f"{problem}; the leader epochs are read from the log")
             for epoch, start, _ in runs_of(segments, int(segments[0].base_offset), INT64_MAX):
-                self.leader_epochs.assign(epoch, start, save=False)
+                self.leader_epochs.assign(epoch, start)
             self.leader_epochs.save()
 
     # Clean shutdown
@@ -309,9 +309,7 @@ class LogLoader:
         last_position = last.index.last_position()
         last.bytes_since_index = last.size - last_position
         scan = BatchScan(last.file(), last_position, last.size)
-        end = last.base_offset
-        while scan.step():
-            end = scan.last_offset + 1
+        end = scan.step_to_end(last.base_offset)
         if not scan.fault and last_position < last.size and end > last.base_offset:
             last.close_handlers()
             return end
@@ -367,12 +365,12 @@ class LogLoader:
                 resumed,
             )
             resumed = None
-            if not walk.fault and self._is_end_missing(walk, limit, last):
+            if walk.end is WalkEnd.WHOLE and self._is_end_missing(walk, limit, last):
+                walk.end = WalkEnd.TRUNCATION
                 walk.fault = f"the records up to offset {limit - 1} are missing"
-                walk.truncated = True
-            if walk.fault:
+            if walk.end is not WalkEnd.WHOLE:
                 self._truncate(segments, at, walk)
-                if walk.again:
+                if walk.end is WalkEnd.WRONG_LAST_BATCH:
                     self._load_producers(segments[:at], int(segment.base_offset))
                     continue
             runs += begin_at_log_end(walk.epochs, walked_from, end)
@@ -424,11 +422,11 @@ class LogLoader:
         before = list(known.epochs), list(known.starts)
         if self.lost_unsynced:
             # A power failure may have restored an older file, with epochs of truncated records.
-            known.truncate_from_end(max(int(self.recovery_point), self.start_offset), save=False)
+            known.truncate_from_end(max(int(self.recovery_point), self.start_offset))
         for run in kept:
             epoch, start, _ = run
             if epoch > known.latest:
-                known.assign(epoch, start, save=False)
+                known.assign(epoch, start)
             elif not known.may_follow(epoch, start):
                 others.append(run)
         for epoch, start, _ in others:
@@ -457,10 +455,12 @@ class LogLoader:
         """Truncates the log at the fault that a walk found, and removes the later segments."""
         segment = segments[at]
         gone = segments[at + 1 :]
-        kind = "truncation" if walk.truncated else "corruption"
+        is_truncation = walk.end is WalkEnd.TRUNCATION
+        kind = "truncation" if is_truncation else "corruption"
         position = int(walk.position)
         lost = segment.size - position
-        if gone or not walk.truncated or self._is_synced(walk) or zeros_to_end(segment, walk.position):
+        has_zeros = zeros_to_end(segment.file(), walk.position, segment.size)
+        if gone or not is_truncation or self._is_synced(walk) or has_zeros:
             self._mark_loss()
         text = f"{self.topic_partition}: {self._describe_truncation(segment, gone, walk)}"
         if self._tail_warning:

@@ -413,13 +413,8 @@ class LogSegment:
         self._recent_count = 0
         if position == 0:
             self.first_timestamp = -1
-        last_position: i64 = self.index.last_position()
-        self.bytes_since_index = position - last_position
-        scan = BatchScan(self.file(), last_position, position)
-        end: i64 = self.base_offset
-        while scan.step():
-            end = scan.last_offset + 1
-        self._recount_timestamps(end, position)
+        self.bytes_since_index = position - self.index.last_position()
+        self._recount_timestamps(self.last_offset_end(), position)
 
     def resume_rebuild(self, position: i64, offset: i64) -> None:
         """Same as :meth:`begin_rebuild`, but keeps the index entries of the batches before ``position``.
@@ -466,11 +461,7 @@ class LogSegment:
         start: i64 = self.index.last_position()
         if start >= self.size:
             start = 0
-        scan = BatchScan(self.file(), start, self.size)
-        end: i64 = self.base_offset
-        while scan.step():
-            end = scan.last_offset + 1
-        return end
+        return BatchScan(self.file(), start, self.size).step_to_end(self.base_offset)
 
     def close_idle(self) -> None:
         """Closes the log file until it is needed again. Ranges that are being sent keep it open."""

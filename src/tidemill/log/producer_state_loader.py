@@ -11,7 +11,6 @@ from tidemill.log.file_names import SNAPSHOT, offset_of
 from tidemill.log.log_segment import LogSegment
 from tidemill.log.producer_state_manager import (
     BATCHES_KEPT,
-    SEQUENCE_MAX,
     KeptBatch,
     ProducerStateManager,
     forget_from,
@@ -19,8 +18,8 @@ from tidemill.log.producer_state_manager import (
 from tidemill.log.transaction_index import Aborted
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.system_interfaces import Files
-from tidemill.records.batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, parse_batch
-from tidemill.records.end_transaction_marker import MARKER_BATCH_BYTES_MAX, read_marker
+from tidemill.records.batch import CONTROL_FLAG, parse_batch
+from tidemill.records.end_transaction_marker import MARKER_BATCH_BYTES_MAX, EndTransactionMarker, read_marker
 
 RECALL_BYTES: Final = 8 * 1024 * 1024
 """How far back earlier batches of a producer are searched: more than five requests usually take."""
@@ -113,13 +112,14 @@ def recall_batches(segments: list[LogSegment], producers: ProducerStateManager, 
         while scan.step() and scan.last_offset <= last_offset:
             if scan.producer_id != producer_id or scan.producer_epoch != entry.epoch:
                 continue
-            base: i64 = scan.base_sequence
-            if base < 0:
+            batch = scan.header()
+            if batch.base_sequence < 0:
                 continue
-            delta: i64 = scan.last_offset - scan.base_offset
-            forget_from(found, base)
+            forget_from(found, batch.base_sequence)
             found.append(
-                KeptBatch((base + delta) & SEQUENCE_MAX, scan.last_offset, delta, scan.max_timestamp)
+                KeptBatch(
+                    batch.last_sequence, batch.last_offset, batch.last_offset_delta, batch.max_timestamp
+                )
             )
     entry.from_snapshot = False
     if len(found) < 2:
@@ -134,39 +134,29 @@ def recall_batches(segments: list[LogSegment], producers: ProducerStateManager, 
 def apply_scanned(producers: ProducerStateManager, scan: BatchScan, now_ms: i64) -> Aborted | None:
     """Applies the current batch of a scan. Returns the index entry if it is the marker of an abort.
 
-    Nobody reads the log yet: all ended transactions are below the high watermark.
+    The log has no readers yet: all ended transactions are below the high watermark.
     """
-    producer_id: i64 = scan.producer_id
-    if producer_id < 0:
+    if scan.producer_id < 0:
         return None
-    attributes: i64 = scan.attributes
-    if attributes & CONTROL_FLAG != 0:
-        return _apply_marker(producers, scan)
-    delta: i64 = scan.last_offset - scan.base_offset
-    base: i64 = scan.base_sequence
-    last: i64 = (base + delta) & SEQUENCE_MAX if base >= 0 else -1
-    producers.apply_batch(
-        producer_id, scan.producer_epoch, last, scan.last_offset, delta, scan.max_timestamp, now_ms
-    )
-    if attributes & TRANSACTIONAL_FLAG != 0:
-        producers.begin_transaction(producer_id, scan.base_offset)
-    return None
+    batch = scan.header()
+    if batch.attributes & CONTROL_FLAG == 0:
+        producers.apply(batch, None, batch.base_offset, batch.max_timestamp, now_ms)
+        return None
+    marker = _marker_of(scan)
+    if marker is None:
+        return None
+    aborted = producers.aborted_by(batch.producer_id, marker, batch.base_offset)
+    producers.apply(batch, marker, batch.base_offset, batch.max_timestamp, now_ms)
+    producers.transactions.clear_ended()
+    return aborted
 
 
-def _apply_marker(producers: ProducerStateManager, scan: BatchScan) -> Aborted | None:
+def _marker_of(scan: BatchScan) -> EndTransactionMarker | None:
+    """Returns the marker in the current control batch of a scan; None if it has none, or is malformed."""
     if scan.size > MARKER_BATCH_BYTES_MAX:
         return None
     data, at = scan.whole()
     try:
-        batch = parse_batch(data, at, at + scan.size)
+        return read_marker(parse_batch(data, at, at + scan.size))
     except KafkaError:
         return None
-    marker = read_marker(batch)
-    if marker is None:
-        return None
-    aborted = producers.aborted_by(batch.producer_id, marker, batch.base_offset)
-    producers.end_transaction(
-        batch.producer_id, batch.producer_epoch, marker, batch.base_offset, batch.max_timestamp
-    )
-    producers.transactions.clear_ended()
-    return aborted

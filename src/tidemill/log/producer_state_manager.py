@@ -44,7 +44,7 @@ from tidemill.log.partition_transactions import PartitionTransactions
 from tidemill.log.transaction_index import ABORTED_VERSION, Aborted
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.types import NO_OFFSET
-from tidemill.records.batch import NO_SEQUENCE, Batch
+from tidemill.records.batch import CONTROL_FLAG, NO_SEQUENCE, TRANSACTIONAL_FLAG, Batch
 from tidemill.records.checksum import crc32c
 from tidemill.records.end_transaction_marker import ABORT, EndTransactionMarker
 
@@ -223,30 +223,35 @@ class ProducerStateManager:
         last: i64 = entry.last_sequence
         return last + 1 if last < SEQUENCE_MAX else 0
 
-    def apply_batch(
+    def apply(
         self,
-        producer_id: i64,
-        epoch: i64,
-        last_sequence: i64,
-        last_offset: i64,
-        offset_delta: i64,
+        batch: Batch,
+        marker: EndTransactionMarker | None,
+        base_offset: i64,
         timestamp: i64,
         now_ms: i64,
     ) -> None:
-        """Applies a data batch that was appended to the log."""
+        """Applies a batch of a producer that is in the log at ``base_offset``, with ``timestamp``.
+
+        A transactional batch begins the producer's transaction, unless one is open. ``marker`` is that of a
+        control batch: it ends the transaction and sets the epoch. Other control batches have no effect.
+        """
+        if marker is None and batch.attributes & CONTROL_FLAG != 0:
+            return
+        producer_id: i64 = batch.producer_id
         entry = self.entries.get(producer_id)
         if entry is None:
-            entry = ProducerEntry(producer_id, epoch)
+            entry = ProducerEntry(producer_id, batch.producer_epoch)
             self.entries[producer_id] = entry
-        entry.add(epoch, last_sequence, last_offset, offset_delta, timestamp)
+        if marker is not None:
+            self._end_transaction(entry, batch.producer_epoch, marker, base_offset, timestamp)
+            return
+        delta: i64 = batch.last_offset_delta
+        entry.add(batch.producer_epoch, batch.last_sequence, base_offset + delta, delta, timestamp)
         entry.seen_ms = now_ms
-
-    def begin_transaction(self, producer_id: i64, first_offset: i64) -> None:
-        """Begins a transaction of the producer, unless one is open."""
-        entry = self.entries.get(producer_id)
-        if entry is not None and entry.transaction_first_offset < 0:
-            entry.transaction_first_offset = first_offset
-            self.transactions.begin(producer_id, first_offset)
+        if batch.attributes & TRANSACTIONAL_FLAG != 0 and entry.transaction_first_offset < 0:
+            entry.transaction_first_offset = base_offset
+            self.transactions.begin(producer_id, base_offset)
 
     def aborted_by(self, producer_id: i64, marker: EndTransactionMarker, offset: i64) -> Aborted | None:
         """The index entry for a marker at ``offset`` that was not applied yet.
@@ -262,14 +267,9 @@ class ProducerStateManager:
         first: i64 = entry.transaction_first_offset
         return Aborted(ABORTED_VERSION, int(producer_id), int(first), int(offset), int(stable))
 
-    def end_transaction(
-        self, producer_id: i64, epoch: i64, marker: EndTransactionMarker, offset: i64, timestamp: i64
+    def _end_transaction(
+        self, entry: ProducerEntry, epoch: i64, marker: EndTransactionMarker, offset: i64, timestamp: i64
     ) -> None:
-        """Applies a marker at ``offset``: ends the producer's transaction and sets its epoch."""
-        entry = self.entries.get(producer_id)
-        if entry is None:
-            entry = ProducerEntry(producer_id, epoch)
-            self.entries[producer_id] = entry
         if entry.epoch != epoch:
             entry.epoch = epoch
             entry.batches.clear()

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import zlib
+from enum import Enum
 from typing import Final
 
-from librt.strings import read_i32_be
 from mypy_extensions import i64
 
-from tidemill.log.batch_scan import BatchScan
+from tidemill.log.batch_scan import BatchScan, zeros_to_end
 from tidemill.log.log_segment import LogSegment
 from tidemill.log.producer_state_loader import apply_scanned
 from tidemill.log.producer_state_manager import ProducerStateManager
 from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
 from tidemill.log.transaction_index import Aborted
 from tidemill.model.errors import KafkaError
-from tidemill.records.batch import ATTRIBUTES, CODEC_MASK, CRC, LOG_OVERHEAD, MAGIC
-from tidemill.records.checksum import crc32c
+from tidemill.records.batch import CODEC_MASK
 from tidemill.records.record_cursor import open_cursor
 
 CHUNK_BYTES: Final = 1024 * 1024
@@ -38,31 +36,42 @@ class Stopped(Exception):
     """:attr:`Progress.stop` was set during a recovery."""
 
 
-class RecoveryWalk:
-    """The result for one segment. ``fault`` is empty if every byte is valid.
+class WalkEnd(Enum):
+    """Why the walk over a segment ended."""
 
-    ``again``: the fault is in a batch that was considered valid: its effects must be undone. ``epochs``:
-    (leader epoch, end of the previous batch, consecutive batches) in order. ``aborted``: the aborted
-    transactions whose markers are among the batches.
+    WHOLE = "whole"
+    """Every byte is valid."""
+    TRUNCATION = "truncation"
+    """The end was never written, the usual effect of a crash."""
+    CORRUPTION = "corruption"
+    """Other bytes were written."""
+    WRONG_LAST_BATCH = "wrong last batch"
+    """Other bytes were written in a batch that was considered valid: its effects must be undone."""
+
+
+class RecoveryWalk:
+    """The result for one segment, whose valid batches end at ``position`` with offset ``next_offset``.
+
+    ``fault``: the text of the fault; empty for :attr:`WalkEnd.WHOLE`. ``epochs``: (leader epoch, end of the
+    previous batch, consecutive batches) in order. ``aborted``: the aborted transactions whose markers are
+    among the batches.
     """
 
     def __init__(
         self,
+        end: WalkEnd,
+        fault: str,
         position: i64,
         next_offset: i64,
-        fault: str,
-        truncated: bool,
         epochs: list[tuple[int, int, int]],
         aborted: list[Aborted],
-        again: bool = False,
     ) -> None:
+        self.end = end
+        self.fault = fault
         self.position: i64 = position
         self.next_offset: i64 = next_offset
-        self.fault = fault
-        self.truncated: bool = truncated
         self.epochs = epochs
         self.aborted = aborted
-        self.again: bool = again
 
 
 class Resumption:
@@ -128,13 +137,13 @@ def walk_segment(
             if _has_jumped(segment, before_position, before_expected, scan, unpacked_bytes_max):
                 fault = f"offset {before_base} follows, expected {before_expected}"
                 return RecoveryWalk(
-                    before_position, before_expected, fault, False, epochs.end(), aborted, True
+                    WalkEnd.WRONG_LAST_BATCH, fault, before_position, before_expected, epochs.end(), aborted
                 )
             break
         if scan.last_offset >= limit_offset:
             fault = f"offset {scan.last_offset} follows, expected an offset below {limit_offset}"
             break
-        fault = _checksum_fault(scan)
+        fault = scan.checksum_fault()
         if fault:
             break
         if progress.stop:
@@ -153,18 +162,19 @@ def walk_segment(
     if producers.end_offset < expected:
         producers.end_offset = expected
     if fault:
-        return RecoveryWalk(scan.position, expected, fault, False, epochs.end(), aborted)
+        return RecoveryWalk(WalkEnd.CORRUPTION, fault, scan.position, expected, epochs.end(), aborted)
     if scan.fault:
-        missing = scan.cut_off or zeros_to_end(segment, scan.position)
-        return RecoveryWalk(scan.position, expected, scan.fault, missing, epochs.end(), aborted)
-    return RecoveryWalk(segment.size, expected, "", False, epochs.end(), aborted)
+        is_missing = scan.cut_off or zeros_to_end(scan.file, scan.position, scan.end)
+        end = WalkEnd.TRUNCATION if is_missing else WalkEnd.CORRUPTION
+        return RecoveryWalk(end, scan.fault, scan.position, expected, epochs.end(), aborted)
+    return RecoveryWalk(WalkEnd.WHOLE, "", segment.size, expected, epochs.end(), aborted)
 
 
 def _has_jumped(
     segment: LogSegment, position: i64, expected: i64, scan: BatchScan, unpacked_bytes_max: i64
 ) -> bool:
     """Whether the batch at ``scan`` would follow the one at ``position`` if that began at ``expected``."""
-    if position < 0 or _checksum_fault(scan):
+    if position < 0 or scan.checksum_fault():
         return False
     taken: i64 = _offsets_taken(segment, position, unpacked_bytes_max)
     begins: i64 = segment.base_offset_at(scan.position, unpacked_bytes_max)
@@ -214,31 +224,3 @@ class _EpochRuns:
             self.runs.append((int(self.epoch), int(self.start), int(self.count)))
         self.epoch = -1
         return self.runs
-
-
-def _checksum_fault(scan: BatchScan) -> str:
-    """Describes the checksum fault of the current batch of the scan; empty if there is none."""
-    data, at = scan.whole()
-    end: i64 = at + scan.size
-    if scan.magic == 2:
-        found: i64 = crc32c(memoryview(data)[at + ATTRIBUTES : end])
-        stored: i64 = i64(read_i32_be(data, at + CRC)) & 0xFFFFFFFF
-    else:
-        found = zlib.crc32(memoryview(data)[at + MAGIC : end])
-        stored = i64(read_i32_be(data, at + LOG_OVERHEAD)) & 0xFFFFFFFF
-    if found != stored:
-        return (
-            f"the batch with base offset {scan.base_offset} has checksum {found}, but its header has {stored}"
-        )
-    return ""
-
-
-def zeros_to_end(segment: LogSegment, position: i64) -> bool:
-    """Whether only zeros follow: blocks that the file system allocated but never wrote."""
-    file = segment.file()
-    while position < segment.size:
-        data = file.read_at(position, CHUNK_BYTES)
-        if not data or data.count(0) != len(data):
-            return False
-        position += len(data)
-    return True

@@ -19,6 +19,7 @@ from tidemill.log.file_names import (
     INDEX,
     LEADER_EPOCHS,
     LOG,
+    METADATA_SNAPSHOT,
     PARTITION_METADATA,
     SNAPSHOT,
     TIME_INDEX,
@@ -44,8 +45,6 @@ CONTROL_NAMES: Final = {
     5: "KRAFT_VERSION",
     6: "KRAFT_VOTERS",
 }
-METADATA_SNAPSHOT: Final = ".checkpoint"
-"""The suffix of a KRaft metadata snapshot, which contains batches, like a log."""
 _OFFSET_MAX: Final = 0x7FFFFFFFFFFFFFFF
 HOLES: Final = "Non-consecutive offsets in {}"
 """The heading for gaps that compaction leaves: no damage."""

@@ -33,6 +33,7 @@ from tidemill.log.file_names import (
     LOG_STARTS,
     META_PROPERTIES,
     METADATA_DIRECTORY,
+    METADATA_SNAPSHOT,
     PARTITION_METADATA,
     RECORDS_LOST,
     RECOVERY_POINTS,
@@ -58,7 +59,6 @@ SMALL_FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 
 CHECKPOINTS: Final = (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_STARTS, CLEANER_OFFSETS)
 QUORUM_STATE: Final = "quorum-state"
-METADATA_SNAPSHOT: Final = ".checkpoint"
 LEFTOVERS: Final = {
     DELETED: "is to be deleted: the next start does that",
     CLEANED: "is the output of an unfinished compaction: the next start removes it",

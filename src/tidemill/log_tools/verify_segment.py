@@ -6,27 +6,17 @@ and records are unpacked only once it is correct, up to the limit of the check.
 
 from __future__ import annotations
 
-import zlib
 from typing import Final
 
-from tidemill.log.batch_scan import BatchScan
+from tidemill.log.batch_scan import BatchScan, zeros_to_end
 from tidemill.log.file_names import INDEX, LOG, TIME_INDEX, offset_name
 from tidemill.log.leader_epoch_file_cache import LeaderEpochFileCache
 from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
 from tidemill.log_tools.findings import Check
 from tidemill.log_tools.verify_indexes import AbortedEntries, OffsetEntries, TimeEntries
 from tidemill.model.errors import KafkaError, UnpackedTooLarge
-from tidemill.records.batch import (
-    ATTRIBUTES,
-    CONTROL_FLAG,
-    CRC,
-    LOG_OVERHEAD,
-    MAGIC,
-    Batch,
-    parse_batch,
-)
+from tidemill.records.batch import CONTROL_FLAG, Batch, parse_batch
 from tidemill.records.batch_validation import RecordWalk
-from tidemill.records.checksum import crc32c
 from tidemill.records.end_transaction_marker import is_abort
 from tidemill.records.record_cursor import BatchCursor, RecordCursor, open_cursor
 
@@ -102,19 +92,10 @@ def _report_rest(walk: PartitionWalk, scan: BatchScan, path: str, size: int, *, 
         return
     left = size - position
     text = f"the last {left} bytes are not a batch: {scan.fault}"
-    if _only_zeros(scan, position, size):
+    if zeros_to_end(scan.file, position, size):
         text = f"the last {left} bytes are not a batch: {ZEROS}"
     following = "" if is_last else ", and removes the segments after this one if it has to recover it"
     walk.check.damage(path, f"{text}; a start after an unclean stop truncates them{following}", position)
-
-
-def _only_zeros(scan: BatchScan, position: int, size: int) -> bool:
-    while position < size:
-        data = bytes(scan.file.read_at(position, WINDOW_BYTES))
-        if not data or any(data):
-            return False
-        position += len(data)
-    return True
 
 
 def _check_epoch(walk: PartitionWalk, scan: BatchScan, path: str) -> bool:
@@ -136,10 +117,9 @@ def _check_epoch(walk: PartitionWalk, scan: BatchScan, path: str) -> bool:
 
 def _check_batch(walk: PartitionWalk, scan: BatchScan, path: str, aborted: AbortedEntries) -> None:
     check, position = walk.check, int(scan.position)
-    stored, found = _checksums(scan)
-    if stored != found:
-        text = f"the batch with base offset {scan.base_offset} has checksum {found}, its header says {stored}"
-        check.damage(path, text, position)
+    fault = scan.checksum_fault()
+    if fault:
+        check.damage(path, fault, position)
         return
     unpacked_bytes_max = check.unpacked_bytes_max
     if scan.size > unpacked_bytes_max:
@@ -177,22 +157,6 @@ def _check_messages(walk: PartitionWalk, cursor: RecordCursor, path: str, scan: 
     elif 0 <= first < walk.next_offset:
         text = f"messages from offset {first} on come where {walk.next_offset} or later must be"
         walk.check.damage(path, text, position)
-
-
-def _checksums(scan: BatchScan) -> tuple[int, int]:
-    """Returns the checksum in the header of the current batch, and that of its bytes, computed in pieces."""
-    field, first = (CRC, ATTRIBUTES) if scan.magic == 2 else (LOG_OVERHEAD, MAGIC)
-    position, end = int(scan.position), int(scan.position) + int(scan.size)
-    stored = int.from_bytes(bytes(scan.file.read_at(position + field, 4)), "big")
-    position += first
-    value = 0
-    while position < end:
-        piece = bytes(scan.file.read_at(position, min(WINDOW_BYTES, end - position)))
-        if not piece:
-            return stored, -1
-        value = crc32c(piece, value) if scan.magic == 2 else zlib.crc32(piece, value)
-        position += len(piece)
-    return stored, value
 
 
 def _record_fault(batch: Batch, unpacked_bytes_max: int) -> str:

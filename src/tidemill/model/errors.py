@@ -148,6 +148,20 @@ class ErrorCode(IntEnum):
     STREAMS_TOPOLOGY_FENCED = 132
     SHARE_SESSION_LIMIT_REACHED = 133
 
+    @classmethod
+    def of(cls, number: int) -> ErrorCode:
+        """Returns the code of a received number: UNKNOWN_SERVER_ERROR for a number of a newer version."""
+        try:
+            return cls(number)
+        except ValueError:
+            return cls.UNKNOWN_SERVER_ERROR
+
+    @classmethod
+    def name_of(cls, number: int) -> str:
+        """Returns the name of a received number, with the number if it is of a newer version."""
+        code = cls.of(number)
+        return code.name if code == number else f"{code.name} (code {number})"
+
 
 RETRIABLE = frozenset(
     {

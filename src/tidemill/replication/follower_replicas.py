@@ -1,9 +1,9 @@
 """The state of the followers of a partition on its leader. Compiled.
 
 The fetch offset of a follower is its log end offset. This determines the high watermark (all in-sync replicas
-have everything below it), which replicas leave the ISR, and which may join it. This module has no clock and
-no I/O: a new ISR is in effect only after the controller has written it, and until then the high watermark
-waits for the members of both.
+have everything below it), which replicas leave the ISR, and which may join it. The high watermark waits for
+the members of the committed and of a pending ISR (:mod:`tidemill.replication.isr_state`). This module has no
+clock and no I/O.
 
 All times are milliseconds of the monotonic clock: with a wall clock that was set back, a silent follower
 would stay in the ISR for longer.
@@ -22,6 +22,8 @@ from collections.abc import Callable
 from typing import Final
 
 from mypy_extensions import i32, i64
+
+from tidemill.replication.isr_state import IsrState
 
 UNKNOWN: Final[i64] = -1
 
@@ -89,6 +91,10 @@ class Follower:
             return True
         return self.caught_up_ms >= 0 and now_ms - self.caught_up_ms <= lag_ms_max
 
+    def has_fetched_since(self, since_ms: i64) -> bool:
+        """Whether it has fetched since then, or had no time to do so."""
+        return self._fetched_ms >= since_ms or self.caught_up_ms >= since_ms
+
 
 class FollowerReplicas:
     """The replicas of a partition in one leader epoch."""
@@ -97,54 +103,37 @@ class FollowerReplicas:
         self,
         leader: i32,
         replicas: tuple[int, ...],
-        isr: tuple[int, ...],
-        partition_epoch: i64,
+        isr_state: IsrState,
         now_ms: i64,
         lag_ms_max: i64,
     ) -> None:
-        """Members of ``isr`` have ``lag_ms_max`` ms from ``now_ms`` on to catch up."""
+        """``isr_state`` is that of the partition. Members of the ISR have ``lag_ms_max`` ms from ``now_ms``
+        on to catch up.
+        """
         self.leader: i32 = leader
         self.lag_ms_max: i64 = lag_ms_max
-        self.partition_epoch: i64 = partition_epoch
-        """The partition epoch, which the next ISR change has to name."""
-        self.isr: tuple[int, ...] = isr
-        self.pending_isr: tuple[int, ...] | None = None
-        """The ISR that the controller was asked for; None if no change is in flight."""
-        self.maximal_isr: tuple[int, ...] = isr
-        """The members of ``isr`` and of ``pending_isr``: the controller may have written either of them."""
+        self.isr_state = isr_state
         self.followers: dict[int, Follower] = {}
         for broker in replicas:
             if broker != leader:
                 follower = Follower(broker)
-                if broker in isr:
+                if broker in isr_state.isr:
                     follower.caught_up_ms = now_ms
                 self.followers[broker] = follower
 
-    def change(self, replicas: tuple[int, ...], isr: tuple[int, ...], partition_epoch: i64) -> None:
-        """Applies a state of the same leader epoch, with other replicas or the requested ISR."""
+    def change(self, replicas: tuple[int, ...], former_isr: tuple[int, ...]) -> None:
+        """Applies a state of the same leader epoch, which had the ISR ``former_isr`` before."""
+        isr = self.isr_state.isr
         for broker in replicas:
             if broker != self.leader and broker not in self.followers:
                 self.followers[broker] = Follower(broker)
         for broker, follower in list(self.followers.items()):
             if broker not in replicas:
                 del self.followers[broker]
-            elif broker in self.isr and broker not in isr:
+            elif broker in former_isr and broker not in isr:
                 # It was removed from the ISR, possibly because it failed: commits do not wait for it until it
                 # fetches again.
                 follower.forget()
-        self.isr = isr
-        self.withdraw_request()
-        self.partition_epoch = partition_epoch
-
-    def request(self, isr: tuple[int, ...]) -> None:
-        """Records that the controller is asked for another ISR."""
-        self.pending_isr = isr
-        self.maximal_isr = (*self.isr, *[broker for broker in isr if broker not in self.isr])
-
-    def withdraw_request(self) -> None:
-        """Records that no change of the ISR is in flight."""
-        self.pending_isr = None
-        self.maximal_isr = self.isr
 
     def resume(self, left: FollowerReplicas) -> None:
         """Takes over the followers' broker epochs from the time when this broker led in the same state.
@@ -166,7 +155,7 @@ class FollowerReplicas:
         follower = self.followers.get(int(broker))
         if follower is None or 0 <= epoch < follower.epoch:
             return False
-        if 0 <= follower.epoch < epoch and int(broker) not in self.isr:
+        if 0 <= follower.epoch < epoch and int(broker) not in self.isr_state.isr:
             # After its restart only its current fetch offset counts: commits do not wait for it as for a
             # caught-up replica.
             follower.forget()
@@ -191,7 +180,7 @@ class FollowerReplicas:
         Commits wait for a member of the ISR until the controller has removed it.
         """
         follower = self.followers.get(int(broker))
-        if follower is None or int(broker) in self.isr:
+        if follower is None or int(broker) in self.isr_state.isr:
             return False
         follower.forget()
         return True
@@ -201,7 +190,9 @@ class FollowerReplicas:
         follower = self.followers.get(int(broker))
         if follower is None or follower.end_offset < 0:
             return False
-        return int(broker) in self.maximal_isr or follower.is_caught_up(own_end, now_ms, self.lag_ms_max)
+        if int(broker) in self.isr_state.maximal_isr:
+            return True
+        return follower.is_caught_up(own_end, now_ms, self.lag_ms_max)
 
     def high_watermark(self, own_end: i64, now_ms: i64) -> i64:
         """The offset below which all in-sync replicas have the log; -1 while one is unknown.
@@ -210,13 +201,14 @@ class FollowerReplicas:
         as well: otherwise they could never join the ISR of a continuously written log.
         """
         least: i64 = own_end
+        maximal_isr = self.isr_state.maximal_isr
         for broker, follower in self.followers.items():
             if follower.end_offset >= least:
                 continue
             is_rejoining = follower.end_offset >= 0 and follower.is_caught_up(
                 own_end, now_ms, self.lag_ms_max
             )
-            if is_rejoining or broker in self.maximal_isr:
+            if is_rejoining or broker in maximal_isr:
                 least = follower.end_offset
         return least
 
@@ -227,24 +219,22 @@ class FollowerReplicas:
         elected.
         """
         follower = self.followers.get(int(broker))
-        if follower is None or int(broker) in self.isr or self.pending_isr is not None:
+        state = self.isr_state
+        if follower is None or int(broker) in state.isr or state.pending is not None:
             return False
         if follower.start_offset < log_start:
             return False
         return follower.end_offset >= high_watermark and follower.end_offset >= epoch_start
 
-    def with_joined(self, broker: i32) -> tuple[int, ...]:
-        """The ISR with ``broker``."""
-        return (*self.isr, int(broker))
-
     def without_lagging(self, own_end: i64, now_ms: i64) -> tuple[int, ...]:
         """The ISR without followers that have not caught up for too long; unchanged if there are none."""
-        if self.pending_isr is not None:
-            return self.isr
+        isr = self.isr_state.isr
+        if self.isr_state.pending is not None:
+            return isr
         return tuple(
             [
                 broker
-                for broker in self.isr
+                for broker in isr
                 if broker == self.leader
                 or (
                     broker in self.followers
@@ -256,7 +246,7 @@ class FollowerReplicas:
     def has_fetched_since(self, since_ms: i64) -> bool:
         """Whether a member of the ISR has fetched since then, or had no time to do so."""
         for broker, follower in self.followers.items():
-            if broker in self.isr and (follower._fetched_ms >= since_ms or follower.caught_up_ms >= since_ms):
+            if broker in self.isr_state.isr and follower.has_fetched_since(since_ms):
                 return True
         return False
 
@@ -264,7 +254,8 @@ class FollowerReplicas:
         """Sets the last known log end offsets; in-sync followers have all committed records."""
         for broker, follower in self.followers.items():
             known: i64 = known_ends.get(broker, UNKNOWN)
-            follower.known_end = high_watermark if broker in self.isr and known < high_watermark else known
+            is_in_sync = broker in self.isr_state.isr
+            follower.known_end = high_watermark if is_in_sync and known < high_watermark else known
 
     def lag_max(self, own_start: i64, own_end: i64) -> i64:
         """The largest number of records of this log that a follower lacks.
@@ -286,7 +277,8 @@ class FollowerReplicas:
         be elected next.
         """
         least: i64 = own_start
+        maximal_isr = self.isr_state.maximal_isr
         for broker, follower in self.followers.items():
-            if follower.start_offset < least and (broker in self.maximal_isr or is_alive(broker)):
+            if follower.start_offset < least and (broker in maximal_isr or is_alive(broker)):
                 least = follower.start_offset
         return least

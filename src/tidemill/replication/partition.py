@@ -25,6 +25,7 @@ from tidemill.records.batch_validation import RecordLimits
 from tidemill.records.message_set import MessageSet
 from tidemill.replication.delayed_operations import DelayedOperations, OffsetWaiter, WatchedPartition
 from tidemill.replication.follower_replicas import UNKNOWN, FollowerReplicas
+from tidemill.replication.isr_state import IsrState, PendingIsr
 from tidemill.replication.message_format import TopicMessageFormat
 from tidemill.replication.read_limits import ReadLimits
 
@@ -32,6 +33,9 @@ from tidemill.replication.read_limits import ReadLimits
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PartitionEvents:
     """The requests of a partition to its broker, which has to implement all of them."""
+
+    lag_ms_max: i64 = 30_000
+    """``replica.lag.time.max.ms``: a follower that has not caught up for this time leaves the ISR."""
 
     def write_back_requested(self, partition: Partition) -> None:
         """Many bytes were appended: start to write them to disk in the background."""
@@ -42,7 +46,9 @@ class PartitionEvents:
         raise NotImplementedError
 
     def high_watermark_moved(self, partition: Partition) -> None:
-        """The high watermark differs from the checkpoint. Called once until ``is_unsaved`` is reset."""
+        """The high watermark differs from the checkpoint. Called once until
+        ``read_limits.is_unsaved`` is reset.
+        """
         raise NotImplementedError
 
     def log_start_offset_moved(self, partition: Partition) -> None:
@@ -110,10 +116,9 @@ class Partition(WatchedPartition):
         self.validation_limits = validation_limits
         self.message_format = TopicMessageFormat() if message_format is None else message_format
         self.events = events
-        self.partition_epoch: i64 = -1
-        """The version of the state that the controller sent last; it also grows within a leader epoch."""
+        self.isr_state = IsrState()
+        """The ISR of the state that the controller sent last, and the pending one while this broker leads."""
         self.replicas: tuple[int, ...] = ()
-        self.isr: tuple[int, ...] = ()
         self.adding: tuple[int, ...] = ()
         """The replicas that a reassignment adds."""
         self.min_insync_replicas: i32 = 1
@@ -130,14 +135,12 @@ class Partition(WatchedPartition):
         """The log end offset is assigned to a message set that is being converted: other produces wait."""
         self.replication: FollowerReplicas | None = None
         """The state of the followers on the leader; None without followers, and on followers."""
-        self.lag_ms_max: i64 = 30_000
-        """A follower that was not caught up for this time leaves the ISR."""
         self.epoch_start: i64 = 0
         """The log end offset when this broker became the leader."""
         self.on_flushed: Callable[[], None] | None = None
         """Called after a flush or a checkpoint of the log start offset that fetching waits for."""
-        self._left: FollowerReplicas | None = None
-        """The state of the followers when this broker stopped leading in the current state."""
+        self._left: tuple[FollowerReplicas, PendingIsr | None] | None = None
+        """The followers and the pending ISR when this broker stopped leading in the current state."""
         self._known_ends: dict[int, int] = {}
         """The last known log end offsets of replicas."""
         self._alone = False
@@ -169,6 +172,16 @@ class Partition(WatchedPartition):
     def is_leader(self) -> bool:
         """Whether this broker leads the partition."""
         return self.leader == self.node_id and not self.deleted
+
+    @property
+    def isr(self) -> tuple[int, ...]:
+        """The in-sync replicas, as the controller has written them."""
+        return self.isr_state.committed.isr
+
+    @property
+    def partition_epoch(self) -> i64:
+        """The version of the state that the controller sent last; it also grows within a leader epoch."""
+        return self.isr_state.committed.partition_epoch
 
     @property
     def high_watermark(self) -> i64:
@@ -318,18 +331,18 @@ class Partition(WatchedPartition):
         if leader_epoch != self.leader_epoch or partition_epoch != self.partition_epoch:
             self._left = None
         elif self.replication is not None:
-            self._left = self.replication
+            self._left = self.replication, self.isr_state.pending
         self.leader = leader
         self.leader_epoch = leader_epoch
-        self.partition_epoch = partition_epoch
         self.replicas = replicas
-        self.isr = isr
         self.adding = adding
+        former_isr = self.isr
+        self.isr_state.commit(isr, partition_epoch)
         self._update_effective_min_isr()
-        self._alone = self._is_alone()
+        self._update_alone()
         self.flush_if_due()
         if self.is_leader:
-            self._lead(is_new, partition_epoch, now_ms)
+            self._lead(is_new, former_isr, now_ms)
             self._complete_delete_records()
         elif not is_new:
             self.delayed.record_change()
@@ -357,12 +370,21 @@ class Partition(WatchedPartition):
         return len(self.isr) < self.effective_min_isr
 
     def _is_alone(self) -> bool:
-        """Whether this broker leads, and commits without other replicas."""
-        return self.is_leader and len(self.isr) == 1 and not self.is_under_min_isr
+        """Whether this broker leads, and no other replica is in the ISR or requested for it."""
+        return (
+            self.is_leader
+            and self.isr_state.pending is None
+            and len(self.isr) == 1
+            and not self.is_under_min_isr
+        )
+
+    def _update_alone(self, is_rejoining: bool = False) -> None:
+        """``is_rejoining``: a follower is about to join the ISR."""
+        self._alone = self._is_alone() and not is_rejoining
 
     def _update_high_watermark(self, now_ms: i64) -> None:
         """Advances the high watermark after a change of the ISR or of ``min.insync.replicas``."""
-        self._alone = self._is_alone() and (self.replication is None or self.replication.pending_isr is None)
+        self._update_alone()
         if not self._alone:
             self._commit(now_ms)
         else:
@@ -388,7 +410,7 @@ class Partition(WatchedPartition):
                 known[broker] = min(end, self.log.end_offset)
         return known
 
-    def _lead(self, is_new: bool, partition_epoch: i64, now_ms: i64) -> None:
+    def _lead(self, is_new: bool, former_isr: tuple[int, ...], now_ms: i64) -> None:
         if is_new:
             self.epoch_start = self.log.end_offset
             self.log.begin_leader_epoch(self.leader_epoch)
@@ -397,12 +419,12 @@ class Partition(WatchedPartition):
             self.replication = None
         elif known is None or is_new:
             self.replication = FollowerReplicas(
-                self.node_id, self.replicas, self.isr, partition_epoch, now_ms, self.lag_ms_max
+                self.node_id, self.replicas, self.isr_state, now_ms, self.events.lag_ms_max
             )
             self.replication.set_known_ends(self._known_ends, self.high_watermark)
             self._resume(self.replication)
         else:
-            known.change(self.replicas, self.isr, partition_epoch)
+            known.change(self.replicas, former_isr)
         if self._alone:
             self._advance(self._own_end(), 0)
         else:
@@ -419,9 +441,10 @@ class Partition(WatchedPartition):
         """
         left, self._left = self._left, None
         if left is not None:
-            replication.resume(left)
-            if left.pending_isr is not None:
-                self._request_isr(replication, left.pending_isr)
+            followers, pending = left
+            replication.resume(followers)
+            if pending is not None:
+                self._request_isr(pending.isr)
 
     # Appends
 
@@ -568,14 +591,14 @@ class Partition(WatchedPartition):
             and replication.is_rejoining(broker, self.log.end_offset, now_ms)
         ):
             # Otherwise later appends would be committed before its next fetch, and keep it out of the ISR.
-            self._alone = False
+            self._update_alone(is_rejoining=True)
         if not self._alone:
             self._commit(now_ms)
         self._complete_delete_records()
         if int(broker) not in self.isr and replication.can_join_isr(
             broker, self.high_watermark, self.epoch_start, self.log.start_offset
         ):
-            self._request_isr(replication, replication.with_joined(broker))
+            self._request_isr(self.isr_state.with_joined(broker))
         return True
 
     def fetch_repeated(self, broker: i32, now_ms: i64, epoch: i64 = NO_BROKER_EPOCH) -> None:
@@ -610,13 +633,13 @@ class Partition(WatchedPartition):
         """Whether uncommitted records wait for followers none of which has fetched since then.
 
         Fetches are recorded one by one while records are uncommitted. A leader that commits alone is never
-        deserted: no other replica can be elected. A leader with too few in-sync replicas may be, because the
+        isolated: no other replica can be elected. A leader with too few in-sync replicas may be, because the
         controller may elect an eligible leader replica.
         """
         replication = self.replication
         if replication is None or self.high_watermark >= self.log.end_offset:
             return False
-        if self._is_alone() and replication.pending_isr is None:
+        if self._is_alone():
             return False
         return not replication.has_fetched_since(since_ms)
 
@@ -626,22 +649,22 @@ class Partition(WatchedPartition):
         if replication is not None:
             isr = replication.without_lagging(self.log.end_offset, now_ms)
             if len(isr) < len(self.isr):
-                self._request_isr(replication, isr)
-            elif not self._alone and self._is_alone():
+                self._request_isr(isr)
+            elif not self._alone and len(self.isr) == 1:
                 # A follower that was about to join the ISR may have stopped: its next fetch counts again.
                 self._update_high_watermark(now_ms)
 
-    def _request_isr(self, replication: FollowerReplicas, isr: tuple[int, ...]) -> None:
-        replication.request(isr)
+    def _request_isr(self, isr: tuple[int, ...]) -> None:
+        self.isr_state.request(isr)
         # The controller may write a larger ISR before this leader is notified: from now on, nothing is
         # committed that the new member lacks.
-        self._alone = False
-        self.events.isr_requested(self, isr, replication.partition_epoch)
+        self._update_alone()
+        self.events.isr_requested(self, isr, self.partition_epoch)
 
     def isr_refused(self, now_ms: i64) -> None:
         """The controller rejected the requested ISR: the former one stays."""
         if self.replication is not None:
-            self.replication.withdraw_request()
+            self.isr_state.withdraw()
             self._update_high_watermark(now_ms)
             # The follower that was to join the ISR requests it again with its next fetch.
             self.delayed.record_change()
@@ -690,7 +713,7 @@ class Partition(WatchedPartition):
                 self._advance(high_watermark if high_watermark < end else end, 0)
                 self._follow_log_start(end)
             try:
-                end = self.log.append_as_follower(data, now_ms, position, position_end, self.leader_epoch)
+                end = self.log.append_as_follower(data, position, position_end, self.leader_epoch, now_ms)
             finally:
                 # Some batches may be stored although others were rejected; the next fetch reports them.
                 self.flush_if_due()

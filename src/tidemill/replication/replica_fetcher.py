@@ -350,7 +350,7 @@ class ReplicaFetcher:
             if pending.session_id != 0:
                 return None
             # The leader has not just forgotten a session: a request at once would get the same error.
-            return FetchOutcome([], [], error_code(response.error))
+            return FetchOutcome([], [], ErrorCode.of(int(response.error)))
         if pending.session_id == 0:
             # If the leader has no room for a session, every request names all partitions.
             self._session_id = response.session_id
@@ -440,8 +440,7 @@ class ReplicaFetcher:
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
             self._request_leader_offsets(followed, now_ms, outcome)
             return
-        name = ErrorCode(code).name if code in _CODES else str(code)
-        text = f"the leader returned {name}"
+        text = f"the leader returned {ErrorCode.name_of(code)}"
         outcome.failures.append(PartitionFailure(partition, text, None, code in TRANSIENT))
         self._delay(followed, now_ms, METADATA_RETRY_MS if code in METADATA_ERRORS else self._backoff_ms)
 
@@ -500,14 +499,6 @@ class ReplicaFetcher:
             self._delay(followed, now_ms, 0)
         else:
             self._changed[followed.key] = followed
-
-
-_CODES: Final = frozenset(int(code) for code in ErrorCode)
-
-
-def error_code(code: i64) -> ErrorCode:
-    """The error with this code; UNKNOWN_SERVER_ERROR for an unknown code."""
-    return ErrorCode(int(code)) if int(code) in _CODES else ErrorCode.UNKNOWN_SERVER_ERROR
 
 
 def is_unchanged_since(followed: FollowedPartition, number: i64) -> bool:

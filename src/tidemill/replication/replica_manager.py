@@ -106,8 +106,6 @@ class ReplicaManager(PartitionEvents):
         """Called with a partition and whether this broker leads it, when that changes."""
         self.following: ReplicaFetcherPort | None = None
         """None if no broker follows another."""
-        self.lag_ms_max = 30_000
-        """``replica.lag.time.max.ms``: a follower that has not caught up for this time is not in sync."""
         self._marking: set[asyncio.Future[list[StorageError]]] = set()
         self.unsynced_logs: dict[TopicPartition, int] = {}
         """Logs that were open in a power failure, with their recovery points at the start: there may be holes
@@ -281,7 +279,6 @@ class ReplicaManager(PartitionEvents):
             members = [one for one in partition.isr if one in state.replicas]
             self.isr_shrinks += any(one not in state.isr for one in members)
             self.isr_expands += any(one not in partition.isr for one in state.isr)
-        partition.lag_ms_max = self.lag_ms_max
         partition.apply_state(
             state.leader,
             state.leader_epoch,

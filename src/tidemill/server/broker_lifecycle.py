@@ -20,11 +20,12 @@ from tidemill.coordination.cluster_image import Delta
 from tidemill.coordination.coordination_store import StoreError
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.coordination.topic_image import TopicImage
+from tidemill.model.backoff import Backoff
 from tidemill.model.errors import StorageError
+from tidemill.model.task_set import TaskSet
 from tidemill.model.types import TopicPartition
 from tidemill.replication.partition import Partition
 from tidemill.replication.replica_manager import ReplicaManager, ReplicaManagerListener
-from tidemill.server.background_tasks import BackgroundTasks
 from tidemill.server.broker_registration import BrokerRegistrationManager, RegistrationListener
 from tidemill.server.cluster_services import ClusterServices
 from tidemill.server.failed_sync_store import DistrustedDirectories
@@ -55,8 +56,8 @@ class BrokerLifecycleManager(RegistrationListener, LeaderAndIsrListener, Replica
         ``create_services`` is called last. ``logs_removed`` is awaited after each deletion of logs.
         """
         self._broker = broker
-        self.tasks = BackgroundTasks()
-        self._changes: set[asyncio.Task[None]] = set()
+        self.tasks = TaskSet(on_failure=log_failure)
+        self._changes = TaskSet()
         """Tasks that apply changes."""
         broker.store_connectivity = StoreConnectivity(broker.clock)
         broker.replica_manager = create_replica_manager(self)
@@ -132,12 +133,10 @@ class BrokerLifecycleManager(RegistrationListener, LeaderAndIsrListener, Replica
             self.tasks.start(self._write_new_meta_properties_later())
 
     async def _write_new_meta_properties_later(self) -> None:
-        pause_s = RETRY_S
-        while True:
-            await asyncio.sleep(pause_s)
-            if self._write_new_meta_properties():
-                break
-            pause_s = min(2 * pause_s, RETRY_S_MAX)
+        backoff = Backoff(RETRY_S, RETRY_S_MAX)
+        await backoff.sleep()
+        while not self._write_new_meta_properties():
+            await backoff.sleep()
         await self._clear_lost_replicas()
 
     def _write_new_meta_properties(self) -> bool:
@@ -176,7 +175,7 @@ class BrokerLifecycleManager(RegistrationListener, LeaderAndIsrListener, Replica
         await self._services.prepare_stop()
         await self.membership.leave()
         self._broker.controller.election.resign()
-        await self.tasks.stop()
+        await self.tasks.cancel()
         await asyncio.gather(*self._changes, return_exceptions=True)
         await self._services.stop()
 
@@ -185,20 +184,12 @@ class BrokerLifecycleManager(RegistrationListener, LeaderAndIsrListener, Replica
         self._services.announce(delta)
         # A task of its own: a cancelled caller (after a controller change, for example) must not leave the
         # change half applied, because no later change repeats the rest.
-        loop = asyncio.get_running_loop()
-        notified = loop.create_future()
-        task = loop.create_task(self.applier.apply_delta(delta, notified))
-        self._changes.add(task)
-        task.add_done_callback(lambda ended: self._change_ended(ended, notified.done()))
+        notified = asyncio.get_running_loop().create_future()
+        task = self._changes.start(self.applier.apply_delta(delta, notified))
+        task.add_done_callback(lambda ended: _log_change_failure(ended, notified.done()))
         await asyncio.wait({task, notified}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             task.result()
-
-    def _change_ended(self, task: asyncio.Task[None], was_notified: bool) -> None:
-        self._changes.discard(task)
-        problem = None if task.cancelled() else task.exception()
-        if problem is not None and was_notified:  # The caller has returned, and does not see the exception.
-            logger.error("a change was not applied completely on this broker", exc_info=problem)
 
     # Registration of this broker
 
@@ -269,3 +260,14 @@ class BrokerLifecycleManager(RegistrationListener, LeaderAndIsrListener, Replica
     def directory_distrusted(self) -> None:
         """Writes the distrusted directories to the store."""
         self.tasks.start(self.distrusted.save_with_retries())
+
+
+def log_failure(problem: BaseException) -> None:
+    """Logs the failure of a task that no caller awaits."""
+    logger.error("a background task of this broker failed, and is not repeated", exc_info=problem)
+
+
+def _log_change_failure(task: asyncio.Task[None], was_notified: bool) -> None:
+    problem = None if task.cancelled() else task.exception()
+    if problem is not None and was_notified:  # The caller has returned, and does not see the exception.
+        logger.error("a change was not applied completely on this broker", exc_info=problem)

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from tidemill.model.task_set import TaskSet
 from tidemill.server.health import Health
 from tidemill.server.metrics import Family, render
 
@@ -71,7 +72,7 @@ class MetricsEndpoint:
         self._health = health
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks = TaskSet()
         self.port = -1
 
     async def start(self, host: str, port: int) -> None:
@@ -95,8 +96,7 @@ class MetricsEndpoint:
             return
         task = asyncio.current_task()
         if task is not None:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.track(task)
         self._writers.add(writer)
         try:
             response = await self._respond(reader)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 
-from tidemill.model.task_set import cancel_all
+from tidemill.model.task_set import TaskSet
 
 logger = logging.getLogger("tidemill.server")
 
@@ -18,7 +18,7 @@ class KafkaScheduler:
     """Runs tasks until the broker stops."""
 
     def __init__(self) -> None:
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = TaskSet()
 
     def schedule(self, first_s: float, period_s: float, do: Callable[[], Awaitable[None]]) -> None:
         """Calls ``do`` after ``first_s``, and then repeatedly with pauses of ``period_s``."""
@@ -26,11 +26,11 @@ class KafkaScheduler:
 
     def run(self, work: Coroutine[object, object, None]) -> None:
         """Starts a task that has its own pauses."""
-        self._tasks.append(asyncio.get_running_loop().create_task(work))
+        self._tasks.start(work)
 
     async def stop(self) -> None:
         """Cancels all tasks and waits for their end."""
-        await cancel_all(self._tasks)
+        await self._tasks.cancel()
 
 
 async def _repeat(first_s: float, period_s: float, do: Callable[[], Awaitable[None]]) -> None:

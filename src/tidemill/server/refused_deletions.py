@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -11,8 +10,9 @@ from tidemill.broker.broker import Broker
 from tidemill.broker.controller_request_handler import TopicKey
 from tidemill.coordination.coordination_store import StoreError
 from tidemill.coordination.topic_image import TopicImage
+from tidemill.model.backoff import Backoff, retry
 from tidemill.model.errors import KafkaError, StorageError
-from tidemill.server.background_tasks import BackgroundTasks
+from tidemill.model.task_set import TaskSet
 
 logger = logging.getLogger("tidemill.server")
 
@@ -23,7 +23,7 @@ RETRY_S, RETRY_S_MAX = 1.0, 30.0
 class RefusedDeletions:
     """The failed deletions that the controller of this process has requested from this broker."""
 
-    def __init__(self, broker: Broker, applier: LeaderAndIsrApplier, tasks: BackgroundTasks) -> None:
+    def __init__(self, broker: Broker, applier: LeaderAndIsrApplier, tasks: TaskSet) -> None:
         self._broker = broker
         self._applier = applier
         self._tasks = tasks
@@ -91,15 +91,16 @@ async def _until_deleted(
     delete: Callable[[], Awaitable[None]], name: str, is_wanted: Callable[[], bool]
 ) -> bool:
     """Repeats ``delete``, with pauses, until it succeeds. Returns False if it is not wanted any more."""
-    pause_s = RETRY_S
-    while True:
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, RETRY_S_MAX)
-        if not is_wanted():
-            return False
-        try:
+
+    async def attempt() -> bool:
+        if is_wanted():
             await delete()
-        except StorageError as problem:
-            logger.error("%s could not be deleted, which is retried: %s", name, problem)
-        else:
             return True
+        return False
+
+    def failed(problem: StorageError, pause_s: float) -> None:
+        logger.error("%s could not be deleted, which is retried in %g s: %s", name, pause_s, problem)
+
+    backoff = Backoff(RETRY_S, RETRY_S_MAX)
+    await backoff.sleep()
+    return await retry(attempt, StorageError, backoff, failed)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
 from tidemill.coordination.coordination_store import StoreError
+from tidemill.model.backoff import Backoff, retry
 
 logger = logging.getLogger("tidemill.server")
 
@@ -19,16 +19,13 @@ async def retry_until_written(write: Callable[[], Awaitable[object]], descriptio
 
     Other exceptions of ``write`` are raised.
     """
-    while True:
-        try:
-            await write()
-        except StoreError as problem:
-            logger.warning(
-                "%s could not be written to the store, which is retried in %g s: %s",
-                description,
-                RETRY_S,
-                problem,
-            )
-            await asyncio.sleep(RETRY_S)
-        else:
-            return
+
+    def failed(problem: StoreError, pause_s: float) -> None:
+        logger.warning(
+            "%s could not be written to the store, which is retried in %g s: %s",
+            description,
+            pause_s,
+            problem,
+        )
+
+    await retry(write, StoreError, Backoff(RETRY_S, RETRY_S), failed)

@@ -8,6 +8,7 @@ from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.request_context import RequestContext
 from tidemill.controller.alter_partition import AlterPartitionItem, IsrMember
 from tidemill.coordination.coordination_store import StoreError
+from tidemill.coordination.store_error_codes import wire_error
 from tidemill.coordination.topic_image import PartitionImage
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.wire.apis import ApiKey
@@ -33,10 +34,8 @@ async def handle(
             wanted.append(_item(request, topic.topic_id, partition))
     try:
         results = iter(await slices.wait_for(broker.failover.alter_isr(wanted)))
-    except KafkaError as problem:
-        return messages.AlterPartitionResponse(error_code=problem.code, topics=[])
-    except StoreError:
-        return messages.AlterPartitionResponse(error_code=ErrorCode.NOT_CONTROLLER, topics=[])
+    except (KafkaError, StoreError) as problem:
+        return messages.AlterPartitionResponse(error_code=wire_error(problem).code, topics=[])
     response = messages.AlterPartitionResponse(error_code=0, topics=[])
     for topic in request.topics:
         partitions: list[messages.AlterPartitionResponsePartitionData] = []

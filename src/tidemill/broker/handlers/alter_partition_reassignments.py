@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.admin_log import log_change
 from tidemill.broker.api_declaration import declare_api
-from tidemill.broker.handlers.common import external_text, run_within_timeout, store_error
+from tidemill.broker.handlers.common import external_text, run_within_timeout
 from tidemill.broker.request_context import RequestContext
 from tidemill.controller.reassignment import Reassignments
 from tidemill.coordination.coordination_store import StoreError
+from tidemill.coordination.store_error_codes import wire_error
 from tidemill.model.errors import KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
@@ -38,7 +39,7 @@ async def handle(
         work = _alter(broker, context, requested, allowed)
         errors = await slices.wait_for(run_within_timeout(request.timeout_ms, work))
     except (KafkaError, StoreError) as problem:
-        error = problem if isinstance(problem, KafkaError) else store_error(problem)
+        error = wire_error(problem)
         response.error_code, response.error_message = error.code, external_text(error)
         return response
     async for topic in slices.over(request.topics):

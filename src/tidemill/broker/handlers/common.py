@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tidemill.broker.metadata_cache import BrokerImage, ClusterImage, PartitionImage, TopicImage
 from tidemill.broker.request_context import RequestContext
-from tidemill.coordination.coordination_store import StoreError
 from tidemill.model.configs import TOPIC_KEYS, Key, TopicConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.log_lines import cut_short
+from tidemill.model.task_set import TaskSet
 from tidemill.model.topic_names import name_problem
 
 if TYPE_CHECKING:
@@ -144,12 +144,6 @@ def external_text(error: KafkaError) -> str:
     return shortened(str(error))
 
 
-def store_error(error: StoreError) -> KafkaError:
-    """Returns the error for the client when the coordination store did not accept a change."""
-    code = error.code if isinstance(error, KafkaError) else ErrorCode.UNKNOWN_SERVER_ERROR
-    return KafkaError(f"{error}. Try again.", code)
-
-
 def shortened(text: str) -> str:
     """Shortens a text to fit into a response, however long the names in it are."""
     return cut_short(text, TEXT_CHARACTERS_MAX)
@@ -162,17 +156,12 @@ async def run_within_timeout(timeout_ms: int, work: Coroutine[object, object, Re
         await asyncio.wait((task,), timeout=max(timeout_ms, 0) / 1000)
     finally:
         if not task.done():
-            _unfinished_work.add(task)
-            task.add_done_callback(_log_outcome)
+            _unfinished_work.track(task)
     if not task.done():
         raise KafkaError(
             f"not done within {timeout_ms} ms; it continues, check again later", ErrorCode.REQUEST_TIMED_OUT
         )
     return task.result()
-
-
-_unfinished_work: set[asyncio.Task[object]] = set()
-"""Work that outlived its request. References are needed because the event loop holds tasks weakly."""
 
 
 def unfinished_work() -> list[asyncio.Task[object]]:
@@ -181,10 +170,13 @@ def unfinished_work() -> list[asyncio.Task[object]]:
     return [task for task in _unfinished_work if task.get_loop() is loop]
 
 
-def _log_outcome(task: asyncio.Task[object]) -> None:
-    _unfinished_work.discard(task)
-    problem = None if task.cancelled() else task.exception()
+def log_failure(problem: BaseException) -> None:
+    """Logs the failure of work that outlived its request."""
     if isinstance(problem, KafkaError):
         logger.info("a change that outlived its request failed: %s", problem)
-    elif problem is not None:
+    else:
         logger.error("a change that outlived its request failed unexpectedly", exc_info=problem)
+
+
+_unfinished_work = TaskSet(on_failure=log_failure)
+"""Work that outlived its request."""

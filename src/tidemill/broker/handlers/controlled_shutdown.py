@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
-from tidemill.broker.handlers.common import store_error
 from tidemill.broker.request_context import RequestContext
 from tidemill.coordination.coordination_store import StoreError
+from tidemill.coordination.store_error_codes import wire_error
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import controlled_shutdown as messages
@@ -29,8 +29,9 @@ async def handle(
             request.broker_id, broker_epoch=request.broker_epoch
         )
     except (KafkaError, StoreError) as problem:
-        error = problem if isinstance(problem, KafkaError) else store_error(problem)
-        return messages.ControlledShutdownResponse(error_code=error.code, remaining_partitions=[])
+        return messages.ControlledShutdownResponse(
+            error_code=wire_error(problem).code, remaining_partitions=[]
+        )
     return messages.ControlledShutdownResponse(
         error_code=0,
         remaining_partitions=[

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.admin_log import log_changes
 from tidemill.broker.api_declaration import declare_api
-from tidemill.broker.handlers.common import external_text, run_within_timeout, store_error
+from tidemill.broker.handlers.common import external_text, run_within_timeout
 from tidemill.broker.request_context import RequestContext
 from tidemill.controller.preferred_leader_election import ElectionType
 from tidemill.coordination.coordination_store import StoreError
+from tidemill.coordination.store_error_codes import wire_error
 from tidemill.model.errors import KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
@@ -40,10 +41,8 @@ async def handle(
     try:
         work = _elect(broker, context, wanted, request.election_type)
         results = await slices.wait_for(run_within_timeout(request.timeout_ms, work))
-    except KafkaError as error:
-        failure = error
-    except StoreError as error:
-        failure = store_error(error)
+    except (KafkaError, StoreError) as problem:
+        failure = wire_error(problem)
     if failure is not None:
         results = dict.fromkeys(wanted or (), failure)
     response = messages.ElectLeadersResponse(
@@ -51,8 +50,8 @@ async def handle(
         replica_election_results=[],
     )
     of_topic: dict[str, list[messages.PartitionResult]] = {}
-    async for (name, number), problem in slices.over(results.items()):
-        of_topic.setdefault(name, []).append(_result(number, problem))
+    async for (name, number), error in slices.over(results.items()):
+        of_topic.setdefault(name, []).append(_result(number, error))
     async for name, found in slices.over(of_topic.items()):
         response.replica_election_results.append(
             messages.ReplicaElectionResult(topic=name, partition_result=found)

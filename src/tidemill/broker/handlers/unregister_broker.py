@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.admin_log import log_change
 from tidemill.broker.api_declaration import declare_api
-from tidemill.broker.handlers.common import external_text, store_error
+from tidemill.broker.handlers.common import external_text
 from tidemill.broker.request_context import RequestContext
 from tidemill.coordination.coordination_store import StoreError
+from tidemill.coordination.store_error_codes import wire_error
 from tidemill.model.errors import KafkaError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import unregister_broker as messages
@@ -24,7 +25,7 @@ async def handle(
     try:
         await broker.controller.admin_manager.unregister_broker(request.broker_id)
     except (KafkaError, StoreError) as problem:
-        error = problem if isinstance(problem, KafkaError) else store_error(problem)
+        error = wire_error(problem)
         return messages.UnregisterBrokerResponse(error_code=error.code, error_message=external_text(error))
     log_change(context, "brokers unregistered", [str(request.broker_id)])
     return messages.UnregisterBrokerResponse(error_code=0, error_message=None)

@@ -38,10 +38,10 @@ class RecordingLeaderAndIsrListener(LeaderAndIsrListener):
         self.refused_replicas: list[tuple[TopicImage, int]] = []
         self.controller_moves = 0
 
-    def replicas_failed(self, partitions: Sequence[tuple[bytes, int]]) -> None:
+    def own_replicas_failed(self, partitions: Sequence[tuple[bytes, int]]) -> None:
         self.failed += partitions
 
-    def replicas_served(self, partitions: Sequence[tuple[bytes, int]]) -> None:
+    def own_replicas_served(self, partitions: Sequence[tuple[bytes, int]]) -> None:
         self.served += partitions
 
     def topic_deletion_refused(self, topic: TopicImage) -> None:

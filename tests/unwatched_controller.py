@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
+from tidemill.broker.apply_leader_and_isr import LeaderAndIsrApplier
 from tidemill.controller.controller import KafkaController
 from tidemill.controller.controller_context import Announce
 from tidemill.controller.leader_election import LogEnd
+from tidemill.coordination.announcement import Announcement
+from tidemill.coordination.cluster_image import Delta
 from tidemill.coordination.coordination_store import Store
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.system_interfaces import Clock
@@ -19,6 +22,17 @@ async def no_log_ends(
 ) -> dict[TopicPartition, dict[int, LogEnd]]:
     """No broker returns its log ends."""
     return {}
+
+
+def announce_to(applier: LeaderAndIsrApplier) -> Announce:
+    """Returns a function that announces changes to the broker of ``applier`` only."""
+
+    async def announce(delta: Delta) -> Announcement:
+        announcement = Announcement(delta)
+        await applier.apply_delta(announcement)
+        return announcement
+
+    return announce
 
 
 def new_controller(

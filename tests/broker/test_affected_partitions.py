@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidemill.broker.dynamic_broker_config import DynamicBrokerConfig
 from tidemill.broker.log_configs import changed_defaults, depends_on
 from tidemill.controller import leader_election
 from tidemill.coordination.cluster_image import BrokerImage, ClusterImage, Delta
@@ -21,7 +22,6 @@ from tidemill.log.log_config import LogConfig
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.event_loop_slices import STEPS_PER_SLICE
-from tidemill.server.broker_server import BrokerServer
 from tidemill.server.cluster_member import ClusterMember
 from unpaused import plan_broker_change, plan_shutdown
 
@@ -134,21 +134,23 @@ def reconfigured(before: dict[str, Any], after: dict[str, Any], *topics: TopicIm
     """Returns the topics that are reconfigured by a change of broker settings."""
     found: list[str] = []
     this = server(BrokerConfig.of(**after), topics, lambda name, config: found.append(name))
-    asyncio.run(BrokerServer._reconfigure_topics(this, BrokerConfig.of(**before)))
+    asyncio.run(DynamicBrokerConfig._reconfigure_topics(this, BrokerConfig.of(**before)))
     return found
 
 
 def server(
     config: BrokerConfig, topics: Sequence[TopicImage], reconfigure: Callable[[str, LogConfig], None]
 ) -> Any:
-    """The part of a server that applies settings."""
+    """The part of DynamicBrokerConfig that applies changed defaults."""
     entries = {one.name.encode(): SimpleNamespace(name=one.name) for one in topics}
     partitions = SimpleNamespace(topics=SimpleNamespace(by_name=entries), reconfigure=reconfigure)
     metadata = SimpleNamespace(image=image_of(*topics))
-    broker = SimpleNamespace(
-        replica_manager=partitions, config=config, metadata_cache=metadata, clock=SystemClock()
+    return SimpleNamespace(
+        _replica_manager=partitions,
+        _current_config=lambda: config,
+        _metadata_cache=metadata,
+        _clock=SystemClock(),
     )
-    return SimpleNamespace(broker=broker)
 
 
 def test_broker_defaults_reconfigure_only_topics_that_depend_on_them() -> None:
@@ -172,14 +174,14 @@ async def test_broker_defaults_are_applied_in_slices() -> None:
         [topic(name, [1]) for name in names],
         lambda name, config: reached.append((name, config.retention_ms)),
     )
-    work = asyncio.create_task(BrokerServer._reconfigure_topics(this, BrokerConfig.of()))
+    work = asyncio.create_task(DynamicBrokerConfig._reconfigure_topics(this, BrokerConfig.of()))
     last = 0
     while not work.done():
         assert len(reached) - last <= STEPS_PER_SLICE
         last = len(reached)
         if last >= 100:
             # A topic gets its own setting during the loop.
-            this.broker.metadata_cache.image = image_of(
+            this._metadata_cache.image = image_of(
                 *(topic(name, [1], **{"retention_ms": "5"} if name == "t900" else {}) for name in names)
             )
         await asyncio.sleep(0)

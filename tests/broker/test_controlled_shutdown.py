@@ -119,7 +119,7 @@ def log_lines_of_shutdown(
             image=SimpleNamespace(brokers={1: None, 2: None}, topics={"orders": orders([1, 2], [])})
         ),
         controller=SimpleNamespace(is_active=False),
-        controller_channel=channel,
+        cluster=SimpleNamespace(controller_channel=channel) if channel is not None else None,
     )
 
     async def stop_fetchers() -> None:

@@ -17,10 +17,10 @@ from tidemill.broker.controller_channel_manager import (
     ControllerChannel,
     ControllerChannelManager,
 )
-from tidemill.broker.controller_request_batch import ControllerRequestBatch, TopicKey, batch_for
+from tidemill.broker.controller_request_batch import ControllerRequestBatch, batch_for
 from tidemill.coordination.cluster_image import BrokerImage, ClusterImage, Delta
 from tidemill.coordination.nodes import BrokerRegistration
-from tidemill.coordination.topic_image import PartitionImage, TopicImage
+from tidemill.coordination.topic_image import PartitionImage, TopicImage, TopicKey
 from tidemill.model.errors import ErrorCode
 from tidemill.net.link import Link, LinkBroken, LinkError, LinkRefused
 from tidemill.wire.apis import ApiKey

@@ -19,9 +19,12 @@ from broker_listeners import IgnoringReplicaManagerListener, RecordingLeaderAndI
 from record_builders import build_batch
 from tidemill.broker.apply_leader_and_isr import LeaderAndIsrApplier
 from tidemill.broker.broker import Broker
-from tidemill.broker.controller_request_handler import DURING_DELETION, FULL_REQUEST, ControllerRequests
-from tidemill.broker.dynamic_broker_config import DynamicBrokerConfig
-from tidemill.broker.metadata_cache import MetadataCache, effective_config
+from tidemill.broker.controller_request_handler import ControllerRequestHandler
+from tidemill.broker.controller_requests import DURING_DELETION, FULL_REQUEST
+from tidemill.broker.dynamic_broker_config import effective_config
+from tidemill.broker.dynamic_config_manager import DynamicConfigManager
+from tidemill.broker.metadata_cache import MetadataCache
+from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.cluster_image import ClusterImage, Delta
 from tidemill.coordination.coordination_store import Create, Node, SetData, StoreUnavailable, ensure_paths
 from tidemill.coordination.embedded_store import EmbeddedStore
@@ -63,7 +66,7 @@ from tidemill.wire.messages.update_metadata import (
     UpdateMetadataTopicState,
 )
 from tidemill.wire.schema import parse_versions
-from unwatched_controller import new_controller
+from unwatched_controller import announce_to, new_controller
 
 NODE, CONTROLLER = 1, 2
 FIRST, SECOND = b"1" * 16, b"2" * 16
@@ -124,7 +127,7 @@ class BrokerStage:
             listener=self.listener,
         )
         self.unreadable_settings: list[tuple[str, str]] = []
-        self.requests = ControllerRequests(
+        self.requests = ControllerRequestHandler(
             NODE,
             lambda: broker.config,
             broker.clock,
@@ -338,9 +341,9 @@ async def test_settings_changed_between_two_requests_are_read_without_their_noti
         before, after = (ConfigNode.encode({"retention.ms": text}) for text in ("1000", "9000"))
         await store.transact([Create(path, before), Create(CONTROLLER_EPOCH, b"2")])
         controller = new_controller(
-            store, NODE, BrokerConfig.of, stage.applier.apply_delta, stage.broker.clock
+            store, NODE, BrokerConfig.of, announce_to(stage.applier), stage.broker.clock
         )
-        watch = DynamicBrokerConfig(
+        watch = DynamicConfigManager(
             NODE, store, stage.broker.metadata_cache, controller, stage.applier, stage.requests
         )
         try:
@@ -365,11 +368,11 @@ async def test_settings_read_by_a_replaced_controller_are_applied(tmp_path: Path
         broker = stage.broker
         store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
         await ensure_paths(store, PERSISTENT_PATHS)
-        controller = new_controller(store, NODE, BrokerConfig.of, stage.applier.apply_delta, broker.clock)
+        controller = new_controller(store, NODE, BrokerConfig.of, announce_to(stage.applier), broker.clock)
         await controller.context.load()
         assert await controller.context.activate()
         stage.applier.controller_epoch += 1
-        watch = DynamicBrokerConfig(
+        watch = DynamicConfigManager(
             NODE, store, broker.metadata_cache, controller, stage.applier, stage.requests
         )
         try:
@@ -398,7 +401,7 @@ async def test_a_new_controller_leads_by_the_minimum_of_the_cluster_that_it_has_
             topics={"t": TopicImage("t", FIRST, (partition,), {})},
             broker_configs={DEFAULT_ENTITY: {"min.insync.replicas": "2"}},
         )
-        await stage.applier.apply_delta(Delta.between(ClusterImage(), image))
+        await stage.applier.apply_delta(Announcement(Delta.between(ClusterImage(), image)))
         led = broker.replica_manager.find("t", 0)
         assert led is not None
         assert (led.is_leader, led.min_insync_replicas, led.high_watermark) == (True, 2, 0)
@@ -418,7 +421,7 @@ async def test_settings_read_before_this_broker_became_the_controller_do_not_rep
             before = {("topics", "t"): {"retention.ms": "1000"}}
             tasks.create_task(stage.requests.apply_settings(before))
             await asyncio.sleep(0)
-            tasks.create_task(stage.applier.apply_delta(delta))
+            tasks.create_task(stage.applier.apply_delta(Announcement(delta)))
             await asyncio.sleep(0)
             stage.files_are_slow.set()
         assert stage.retention_ms("t") == 9000

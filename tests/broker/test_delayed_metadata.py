@@ -51,7 +51,9 @@ class Stage:
     def __init__(self, server: BrokerServer) -> None:
         self.server = server
         self.metadata = server.broker.metadata_cache
-        self.delayed = server.broker.delayed_metadata = DelayedMetadata()
+        self.delayed = DelayedMetadata()
+        cluster: Any = SimpleNamespace(delayed_metadata=self.delayed, inter_broker_listener="")
+        server.broker.cluster = cluster
         self.metadata.on_change(self.delayed.image_changed)
 
     async def publish(self, *topics: TopicImage, others: tuple[int, ...] = (OTHER, NEXT)) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_dynamic_broker_config import run_with_notifications
+from test_dynamic_config_manager import run_with_notifications
 from test_handlers_topics import (
     BROKER,
     DELETE,

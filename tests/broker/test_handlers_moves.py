@@ -97,7 +97,7 @@ class Brokers:
         now = self.controller.image.topics["t"].partitions[number]
         change = isr_change(now.leader, now.leader_epoch, now.partition_epoch, [(one, -1) for one in isr])
         topic_id = self.controller.image.topics["t"].topic_id
-        (result,) = await self.failover.alter_isr([item_for(topic_id, number, change)])
+        (result,) = await self.asked.controller.alter_partitions([item_for(topic_id, number, change)])
         assert isinstance(result, PartitionImage), result
 
     async def alter(

@@ -21,9 +21,12 @@ import pytest
 from broker_listeners import RecordingLeaderAndIsrListener
 from tidemill.broker.apply_leader_and_isr import LeaderAndIsrApplier
 from tidemill.broker.broker import Broker
-from tidemill.broker.metadata_cache import Delta, MetadataCache, effective_config
+from tidemill.broker.delayed_metadata import DelayedMetadata
+from tidemill.broker.dynamic_broker_config import effective_config
+from tidemill.broker.metadata_cache import Delta, MetadataCache
 from tidemill.broker.request_context import RequestContext
 from tidemill.broker.store_connectivity import StoreConnectivity
+from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.coordination_store import Create, ensure_paths, parent_of
 from tidemill.coordination.embedded_store import EmbeddedStore
@@ -76,7 +79,6 @@ class SmallBroker:
     """A broker without partitions: configuration, store, controller and metadata are the real ones."""
 
     node_id = 7
-    delayed_metadata = None
     is_from_broker = Broker.is_from_broker
 
     def __init__(self, store: EmbeddedStore, **config: Any) -> None:
@@ -87,9 +89,11 @@ class SmallBroker:
         self.store_connectivity = StoreConnectivity(self.clock)
         self.metadata_cache = MetadataCache()
         self.controller = new_controller(
-            store, self.node_id, lambda: self.config, self.metadata_cache.publish, self.clock, Random(1)
+            store, self.node_id, lambda: self.config, self.announce, self.clock, Random(1)
         )
-        self.inter_broker_listener: str | None = OUTSIDE.listener
+        self.cluster: Any = SimpleNamespace(
+            inter_broker_listener=OUTSIDE.listener, delayed_metadata=DelayedMetadata()
+        )
         self.made: list[str] = []
         self.replica_manager: Any = SimpleNamespace(topics=TopicTable())
         no_logs: Any = None
@@ -105,6 +109,12 @@ class SmallBroker:
         )
         self.fail_with: KafkaError | None = None
         self.metadata_cache.on_change(self.apply)
+
+    async def announce(self, delta: Delta) -> Announcement:
+        """Publishes a change in this broker."""
+        announcement = Announcement(delta)
+        announcement.failures.update(await self.metadata_cache.publish(delta))
+        return announcement
 
     async def removed(self) -> None:
         """There are no logs."""
@@ -941,9 +951,9 @@ async def test_the_cluster_is_described(tmp_path: Path) -> None:
         plain = await broker.ask(DescribeClusterRequest(), 0)
         assert plain.cluster_authorized_operations == -(2**31)
         assert plain.store_silent_ms == 0
-        broker.store_connectivity.on_disconnected()
+        broker.store_connectivity.store_disconnected()
         assert (await broker.ask(DescribeClusterRequest(), 0)).store_silent_ms == 1  # the clock is still
-        broker.store_connectivity.on_reconnected()
+        broker.store_connectivity.store_reconnected()
         assert (await broker.ask(DescribeClusterRequest(), 0)).store_silent_ms == 0
         for endpoint_type, code in (
             (2, ErrorCode.MISMATCHED_ENDPOINT_TYPE),

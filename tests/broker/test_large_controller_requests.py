@@ -229,7 +229,7 @@ async def test_isr_changes_of_thousands_of_partitions_are_written_in_parts(tmp_p
             for number in range(PARTITIONS)
             for others in ([], [(99, -1)])
         ]
-        passes, results = await passes_beside(broker.controller.failover.alter_isr(wanted))
+        passes, results = await passes_beside(broker.controller.alter_partitions(wanted))
         assert passes >= len(wanted) // CHANGES_PER_SLICE
         assert read.times <= 2
         errors = [one for one in results if isinstance(one, KafkaError)]

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tidemill.broker.large_requests import REQUEST_SLICE_S, LargeRequestQueue, RequestSlices, start_at_once
+from tidemill.broker.large_requests import REQUEST_SLICE_S, LargeRequestQueue, RequestSlices
+from tidemill.broker.start_at_once import start_at_once
 from tidemill.model.errors import ProtocolError
 from tidemill.model.event_loop_slices import ITEMS_AT_ONCE_MAX, slices_by_weight, slices_of
 from tidemill.net.memory_pool import MemoryAccount, MemoryHolder, MemoryPool
@@ -320,7 +321,7 @@ def test_garbage_collection_resumes_after_the_responses_to_large_requests() -> N
 def test_garbage_collection_resumes_while_a_large_request_waits_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tidemill.broker.large_requests.GC_PAUSE_S_MAX", 0.0)
+    monkeypatch.setattr("tidemill.broker.gc_pause.GC_PAUSE_S_MAX", 0.0)
 
     async def scenario() -> None:
         slices = RequestSlices(LargeRequestQueue())

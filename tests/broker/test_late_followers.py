@@ -12,6 +12,7 @@ from test_controller_channel_manager import BROKERS, OTHER, OWN, Peer, batch_of,
 from test_controller_requests import FIRST, NODE, broker_stage
 
 from tidemill.broker.controller_request_batch import batch_for
+from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.cluster_image import ClusterImage, Delta
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.model.types import TopicPartition
@@ -111,7 +112,9 @@ async def test_the_controllers_broker_creates_leaders_before_it_publishes_and_ne
 
         stage.broker.metadata_cache.on_change(look)
         topic = topic_led_by(*[NODE, 2] * 60)
-        task = asyncio.get_running_loop().create_task(stage.applier.apply_delta(delta_of(topic), published))
+        task = asyncio.get_running_loop().create_task(
+            stage.applier.apply_delta(Announcement(delta_of(topic)), published)
+        )
         await published
         assert there == [list(range(0, 120, 2))]
         assert not task.done()
@@ -132,7 +135,7 @@ async def test_a_new_follower_that_cannot_be_created_is_reported(
         assert isinstance(files, FaultyFiles)
         files.fail("make_directory", "/d/t-1", times=9)
         delta = delta_of(topic_led_by(NODE, 2, 2))
-        await stage.applier.apply_delta(delta)
+        await stage.applier.apply_delta(Announcement(delta))
         assert failed == [(FIRST, 1)]
         assert stage.broker.metadata_cache.topics.keys() == {"t"}
         led, failing, follows = (stage.broker.replica_manager.find("t", index) for index in range(3))
@@ -153,12 +156,12 @@ async def test_a_leader_that_the_controllers_broker_cannot_create_is_reported() 
             failed.extend(partitions)
 
         listener: Any = stage.listener
-        listener.replicas_failed = note
+        listener.own_replicas_failed = note
         files = stage.broker.log_manager.files
         assert isinstance(files, FaultyFiles)
         files.fail("make_directory", "/d/t-0", times=9)
         topic = topic_led_by(NODE, NODE)
-        await stage.applier.apply_delta(delta_of(topic))
+        await stage.applier.apply_delta(Announcement(delta_of(topic)))
         assert failed == [(FIRST, 0)]
 
 
@@ -169,13 +172,17 @@ async def test_an_added_partition_that_the_controllers_broker_cannot_create_is_r
         assert isinstance(files, FaultyFiles)
         files.fail("make_directory", "/d/t-1", times=9)
         before, grown = topic_led_by(NODE), topic_led_by(NODE, NODE)
-        await stage.applier.apply_delta(delta_of(before))
-        await stage.applier.apply_delta(Delta(image(before), image(grown), changed=[(before, grown)]))
+        await stage.applier.apply_delta(Announcement(delta_of(before)))
+        await stage.applier.apply_delta(
+            Announcement(Delta(image(before), image(grown), changed=[(before, grown)]))
+        )
         assert failed == [(FIRST, 1)]
         # The controller knows the offline replica now.
         relieved = grown.partitions[1].replaced(leader=2, leader_epoch=1, offline=frozenset({NODE}))
         after = TopicImage("t", FIRST, (grown.partitions[0], relieved), {})
-        await stage.applier.apply_delta(Delta(image(grown), image(after), changed=[(grown, after)]))
+        await stage.applier.apply_delta(
+            Announcement(Delta(image(grown), image(after), changed=[(grown, after)]))
+        )
         assert failed == [(FIRST, 1)]
 
 
@@ -183,11 +190,13 @@ async def test_an_offline_replica_of_the_controllers_broker_is_reported_when_it_
     async with broker_stage() as stage:
         served = stage.listener.served
         topic = topic_led_by(NODE, NODE)
-        await stage.applier.apply_delta(delta_of(topic))
+        await stage.applier.apply_delta(Announcement(delta_of(topic)))
         assert served == []
         offline = topic.partitions[1].with_offline(frozenset({NODE}))
         after = TopicImage("t", FIRST, (topic.partitions[0], offline), {})
-        await stage.applier.apply_delta(Delta(image(topic), image(after), changed=[(topic, after)]))
+        await stage.applier.apply_delta(
+            Announcement(Delta(image(topic), image(after), changed=[(topic, after)]))
+        )
         assert served == [(FIRST, 1)]
 
 

@@ -12,6 +12,7 @@ import pytest
 from faulty_files import FaultyFiles
 from test_controller_requests import NODE, BrokerStage
 
+from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.cluster_image import ClusterImage, Delta
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.model.task_set import TaskSet
@@ -33,7 +34,7 @@ async def test_a_failed_topic_deletion_on_the_controllers_broker_is_retried(
     with ThreadPoolExecutor(1) as pool:
         one = BrokerStage(pool)
         await one.applier.apply_delta(
-            Delta(ClusterImage(), ClusterImage(topics={"t": topic}), created=[topic])
+            Announcement(Delta(ClusterImage(), ClusterImage(topics={"t": topic}), created=[topic]))
         )
         deleting = ClusterImage(deleting={"t": topic})
         controller: Any = SimpleNamespace(
@@ -50,11 +51,11 @@ async def test_a_failed_topic_deletion_on_the_controllers_broker_is_retried(
         files = one.broker.log_manager.files
         assert isinstance(files, FaultyFiles)
         files.fail("rename", "/d/t-0", errno.ENOSPC, times=3)
-        delta = Delta(ClusterImage(topics={"t": topic}), deleting, deleted=[topic])
-        await one.applier.apply_delta(delta)
+        announcement = Announcement(Delta(ClusterImage(topics={"t": topic}), deleting, deleted=[topic]))
+        await one.applier.apply_delta(announcement)
         # As if a broker had returned meanwhile.
-        await one.applier.apply_delta(Delta(deleting, deleting, deleted=[topic]))
-        assert "t" in delta.failures
+        await one.applier.apply_delta(Announcement(Delta(deleting, deleting, deleted=[topic])))
+        assert "t" in announcement.failures
         assert await asyncio.wait_for(confirmed.get(), 10) == (NODE, [("t", b"1" * 16)])
         assert not one.broker.log_manager.logs
         while tasks:  # noqa: ASYNC110 - there is no event
@@ -81,13 +82,13 @@ async def test_a_failed_replica_deletion_on_the_controllers_broker_is_retried(
         listener.topic_deletion_refused = deletions.retry_topic
         listener.replica_deletion_refused = deletions.retry_replica
         here, away, back = image(NODE, 2, epoch=1), image(2, 3, epoch=2), image(2, NODE, epoch=3)
-        await one.applier.apply_delta(Delta.between(ClusterImage(), here))
+        await one.applier.apply_delta(Announcement(Delta.between(ClusterImage(), here)))
         files = one.broker.log_manager.files
         assert isinstance(files, FaultyFiles)
         files.fail("rename", "/d/t-0", errno.ENOSPC, times=1 if comes_back else 3)
-        await one.applier.apply_delta(Delta.between(here, away))
+        await one.applier.apply_delta(Announcement(Delta.between(here, away)))
         if comes_back == "with metadata":
-            await one.applier.apply_delta(Delta.between(away, back))
+            await one.applier.apply_delta(Announcement(Delta.between(away, back)))
         elif comes_back:
             await one.lead("t", b"1" * 16, 0, leader=2, leader_epoch=3)
         async with asyncio.timeout(10):

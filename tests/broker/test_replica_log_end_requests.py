@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.broker.replica_log_end_requests import Ends, LogEndRequests
+from tidemill.broker.replica_log_end_requests import Ends, ReplicaLogEndRequests
 from tidemill.controller.leader_election import LogEnd
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode
@@ -91,7 +91,7 @@ def log_ends(network: Network, wanted: dict[int, list[TopicPartition]], here: di
     """Returns the log ends that are known at the timeout."""
     replicas: Any = SimpleNamespace(find=lambda topic, index: here.get(index))
     links: Any = network
-    requests = LogEndRequests(HERE, BrokerConfig.of, replicas, links)
+    requests = ReplicaLogEndRequests(HERE, BrokerConfig.of, replicas, links)
 
     async def story() -> Ends:
         return await asyncio.wait_for(requests.request(wanted, PATIENCE_S), ANSWER_S_MAX)

@@ -17,6 +17,7 @@ from record_builders import build_batch
 from tidemill.broker.alter_partition_manager import AlterPartitionManager
 from tidemill.broker.controller_request_batch import batch_for
 from tidemill.broker.metadata_cache import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
+from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
@@ -119,7 +120,7 @@ async def test_a_leader_of_a_deleted_topic_stops_at_the_full_request_of_a_new_co
 async def test_a_leader_that_becomes_the_controller_stops_leading_reassigned_partitions() -> None:
     async with zombie_broker() as zombie:
         waiting = produce(await zombie.begin())
-        await zombie.applier.apply_delta(Delta(ClusterImage(), image(MOVED, epoch=2)))
+        await zombie.applier.apply_delta(Announcement(Delta(ClusterImage(), image(MOVED, epoch=2))))
         assert is_refused_with_not_leader(waiting)
         assert zombie.broker.replica_manager.find("t", 0) is None
         assert zombie.broker.log_manager.get(TopicPartition("t", 0)) is not None
@@ -134,10 +135,10 @@ async def test_a_new_controller_logs_the_stray_directories_of_its_broker_once(
     async with zombie_broker() as zombie:
         await zombie.begin()
         moved = image(MOVED, epoch=2)
-        await zombie.applier.apply_delta(Delta(ClusterImage(), moved))
+        await zombie.applier.apply_delta(Announcement(Delta(ClusterImage(), moved)))
         assert len(warned()) == 1
         assert "this broker has no replica: 1, /d/t-0 for instance" in warned()[0]
-        await zombie.applier.apply_delta(Delta.between(moved, moved))
+        await zombie.applier.apply_delta(Announcement(Delta.between(moved, moved)))
         assert len(warned()) == 1
 
 

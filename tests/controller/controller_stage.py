@@ -14,6 +14,7 @@ import pytest
 from tidemill.controller.admin_manager import ConfigCommand
 from tidemill.controller.config_changes import Alteration, AlterOperation, ResourceType
 from tidemill.controller.topics import NewTopic
+from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.cluster_image import Delta
 from tidemill.coordination.coordination_store import (
     Create,
@@ -64,12 +65,14 @@ class Setting:
             store, broker_id, lambda: self.config, self.publish, FixedClock(), Random(1)
         )
 
-    async def publish(self, delta: Delta) -> None:
+    async def publish(self, delta: Delta) -> Announcement:
         """Records a change and raises the errors that are set."""
         self.deltas.append(delta)
+        announcement = Announcement(delta)
         for topic in (*delta.created, *delta.deleted):
             if topic.name in self.fails:
-                delta.fail(topic.name, self.fails[topic.name])
+                announcement.fail(topic.name, self.fails[topic.name])
+        return announcement
 
 
 @asynccontextmanager

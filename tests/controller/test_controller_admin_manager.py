@@ -568,7 +568,6 @@ async def test_a_broker_that_reports_losses_before_a_reassignment_completes_does
         other = await next_controller(setting)
         image = other.controller.image
         known, epoch = image.topics["t"], image.brokers[1].epoch
-        failover = other.controller.failover
         # No watch has notified the controller of it yet.
         await restart(setting, 1, missing=True)
         if is_wished:
@@ -576,7 +575,7 @@ async def test_a_broker_that_reports_losses_before_a_reassignment_completes_does
         else:
             one = known.partitions[0]
             change = isr_change(0, one.leader_epoch, one.partition_epoch, [(0, -1), (1, epoch)])
-            await failover.alter_isr([item_for(known.topic_id, 0, change)])
+            await other.controller.alter_partitions([item_for(known.topic_id, 0, change)])
         found = other.controller.image.topics["t"].partitions[0]
         assert (found.leader, found.isr, found.replicas) == (0, [0], [1, 0])
 
@@ -596,7 +595,7 @@ async def test_an_unclean_leader_is_elected_after_a_failed_store_call(
             if silences:
                 raise silences.pop()
 
-        other.controller.context.refresh_brokers = look
+        other.controller.context.parts.refresh_brokers = look
         if is_by_others:
             data = ConfigNode.encode(settings)
             await setting.store.transact([SetData(ConfigNode.path("topics", "t"), data)])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from controller_stage import Setting, create, place, with_controller
 
-from tidemill.broker.metadata_cache import effective_config
+from tidemill.broker.dynamic_broker_config import effective_config
 from tidemill.coordination.coordination_store import Create
 from tidemill.coordination.nodes import (
     DEFAULT_ENTITY,

@@ -21,6 +21,7 @@ from controller_stage import (
 from tidemill.controller.failover import Failover
 from tidemill.controller.node_change_handlers import NodeChangeHandlers
 from tidemill.controller.topics import NewTopic
+from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.cluster_image import Delta
 from tidemill.coordination.coordination_store import (
     BadVersion,
@@ -86,10 +87,10 @@ async def test_a_change_with_a_lost_response_is_announced_after_a_failed_attempt
         assert await create(setting, "a") is not None
         publish, broken = setting.publish, [True]
 
-        async def fails_once(delta: Delta) -> None:
+        async def fails_once(delta: Delta) -> Announcement:
             if broken.pop() if broken else False:
                 raise StoreUnavailable("it broke again")
-            await publish(delta)
+            return await publish(delta)
 
         setting.controller.context._announce = fails_once
         with pytest.raises(StoreUnavailable):

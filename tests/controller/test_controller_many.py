@@ -18,6 +18,7 @@ from controller_stage import (
 
 from tidemill.controller.topic_batches import PARTITIONS_A_PART
 from tidemill.controller.topics import PARTITIONS_PER_REQUEST_MAX, NewTopic
+from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.cluster_image import Delta
 from tidemill.coordination.cluster_image_loader import load_image
 from tidemill.coordination.coordination_store import (
@@ -190,10 +191,11 @@ async def test_results_before_a_controller_change_are_returned(tmp_path: Path) -
         controller, publish = setting.controller, setting.publish
         names = [f"t{number}" for number in range(3 * PARTITIONS_A_PART)]
 
-        async def replaced(delta: Delta) -> None:
-            await publish(delta)
+        async def replaced(delta: Delta) -> Announcement:
+            announcement = await publish(delta)
             if len(setting.deltas) == 2:
                 controller.election.resign()
+            return announcement
 
         controller.context._announce = replaced
         outcomes = await controller.admin_manager.create_topics([NewTopic(name, 1, 1) for name in names])

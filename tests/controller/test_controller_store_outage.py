@@ -62,12 +62,12 @@ async def is_away() -> None:
     raise StoreUnavailable("it is away")
 
 
-async def ask_for_set(controller: KafkaController, failover: Failover, isr: list[int]) -> None:
+async def ask_for_set(controller: KafkaController, isr: list[int]) -> None:
     """Broker 0, the leader of ``t``, requests an in-sync set."""
     topic = controller.image.topics["t"]
     epochs = (topic.partitions[0].leader_epoch, topic.partitions[0].partition_epoch)
     change = isr_change(0, *epochs, [(broker, ANY_EPOCH) for broker in isr])
-    await failover.alter_isr([item_for(topic.topic_id, 0, change)])
+    await controller.alter_partitions([item_for(topic.topic_id, 0, change)])
 
 
 async def refresh_until_idle(failover: Failover, refreshes: list[bool]) -> None:
@@ -118,7 +118,7 @@ def test_a_reassignment_completes_whichever_store_call_fails(
                     refreshes.clear()
                     await failover.brokers_changed()
                 elif controller.image.topics["t"].partitions[0].isr == [0]:
-                    await ask_for_set(controller, failover, [0, 1])
+                    await ask_for_set(controller, [0, 1])
         has_more = silence.end()
         found = controller.image.topics["t"].partitions[0]
         assert (found.leader, found.isr, found.replicas) == (1, [1], [1])
@@ -146,10 +146,10 @@ def test_a_returning_broker_receives_deletions_whichever_store_call_fails(
         await failover.brokers_changed()
         await controller.admin_manager.delete_topics(["gone"])
         await controller.reassignments.alter({FIRST: [2]})
-        controller.context.refresh_brokers = is_away
+        controller.context.parts.refresh_brokers = is_away
         with pytest.raises(StoreUnavailable):
-            await ask_for_set(controller, failover, [0, 2])
-        controller.context.refresh_brokers = failover.refresh_brokers
+            await ask_for_set(controller, [0, 2])
+        controller.context.parts.refresh_brokers = failover.refresh_brokers
         await restart(setting, 1)
         setting.deltas.clear()
         refreshes = [True]
@@ -210,7 +210,7 @@ CHANGES: dict[str, Callable[[Setting, Failover], Awaitable[object]]] = {
     "move": lambda setting, _: setting.controller.reassignments.alter({FIRST: [1]}),
     "elect": lambda setting, _: setting.controller.leader_elections.elect(None),
     "stop": lambda setting, _: setting.controller.leader_elections.handle_controlled_shutdown(1),
-    "ask for a set": lambda setting, failover: ask_for_set(setting.controller, failover, [0]),
+    "ask for a set": lambda setting, failover: ask_for_set(setting.controller, [0]),
     "lose a broker": lose_broker_1,
     "lose a disk": renew_broker_1,
 }

@@ -12,7 +12,7 @@ import pytest
 from controller_stage import Brokers, Setting, alter_config, lose_answer, started
 
 from alter_partition_items import isr_change, item_for
-from tidemill.broker.metadata_cache import effective_config
+from tidemill.broker.dynamic_broker_config import effective_config
 from tidemill.controller.topics import NewTopic
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.coordination_store import Create, Delete, SetData, StoreUnavailable
@@ -73,7 +73,7 @@ class Replicas(Brokers):
             one = self.state
             members = [(member, -1) for member in isr]
             change = isr_change(one.leader, one.leader_epoch, one.partition_epoch, members)
-            await self.failover.alter_isr([item_for(topic.topic_id, 0, change)])
+            await self.controller.alter_partitions([item_for(topic.topic_id, 0, change)])
 
 
 @pytest.mark.parametrize("is_default", [False, True])

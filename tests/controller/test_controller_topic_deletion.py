@@ -61,7 +61,7 @@ async def test_a_deletion_that_waits_for_dead_brokers_is_logged_once_per_set_of_
         text = "the deletion of topics t waits for brokers {}, which have replicas and are not live"
         assert waits(caplog) == [text.format([1, 2])]
         for _ in range(2):
-            await setting.controller.context.finish_deletions()
+            await setting.controller.context.parts.finish_deletions()
         assert waits(caplog) == []
         await restart(setting, 1)
         await failover.brokers_changed()

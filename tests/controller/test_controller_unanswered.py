@@ -95,7 +95,7 @@ async def test_a_reassignment_completes_after_a_store_outage_at_its_end(
         else:
             break_reading(setting, monkeypatch, lost)
         with pytest.raises(StoreUnavailable):
-            await failover.alter_isr([wanted])
+            await setting.controller.alter_partitions([wanted])
         assert asked == ["refresh"]
         await failover.brokers_changed()
         one = only_partition(setting, "a")
@@ -152,7 +152,7 @@ async def test_a_deletion_continues_for_a_returning_broker_although_a_reassignme
         assert await delete(setting, "b") is None
         break_reading(setting, monkeypatch, "children")
         with pytest.raises(StoreUnavailable):
-            await failover.alter_isr([wanted])
+            await setting.controller.alter_partitions([wanted])
         await restart(setting, 2)
         setting.deltas.clear()
         children, lists = setting.store.children, 0
@@ -208,13 +208,13 @@ async def test_a_controller_replaced_while_it_reloads_plans_nothing(
         lose_answer(setting, monkeypatch)
         with pytest.raises(StoreUnavailable):
             await failover.replicas_failed(1, [(topic_id, 0)], broker_epoch=epoch(setting, 1))
-        finish = setting.controller.context.finish_deletions
+        finish = setting.controller.context.parts.finish_deletions
 
         async def finish_and_resign() -> None:
             await finish()
             setting.controller.election.resign()
 
-        monkeypatch.setattr(setting.controller.context, "finish_deletions", finish_and_resign)
+        monkeypatch.setattr(setting.controller.context.parts, "finish_deletions", finish_and_resign)
         with pytest.raises(KafkaError) as refused:
             async with setting.controller.context.change_lock():
                 pytest.fail("a change was begun")
@@ -234,7 +234,7 @@ async def test_reports_of_a_former_registration_are_ignored_when_a_reassignment_
         assert await create(setting, "b", [0, 1]) is None
         lose_answer(setting, monkeypatch)
         with pytest.raises(StoreUnavailable):
-            await failover.alter_isr([wanted])
+            await setting.controller.alter_partitions([wanted])
         topic_id, before = setting.controller.image.topics["b"].topic_id, epoch(setting, 1)
         await restart(setting, 1)
         await setting.store.transact([Delete(BrokerNode.path(2))])
@@ -265,12 +265,12 @@ async def test_a_former_registration_cannot_join_the_isr_after_a_later_one_was_r
             change = isr_change(0, one.leader_epoch, now.partition_epoch, isr, epoch(setting, 0))
             return item_for(topic_id, 0, change)
 
-        await failover.alter_isr([request(0)])
+        await setting.controller.alter_partitions([request(0)])
         joins = request(0, 1)
         await restart(setting, 1, unsynced=True)
         break_reading(setting, monkeypatch, "transact")
         assert await create(setting, "b", [0]) is not None
-        (refused,) = await failover.alter_isr([joins])
+        (refused,) = await setting.controller.alter_partitions([joins])
         assert isinstance(refused, KafkaError)
         assert refused.code == ErrorCode.INVALID_UPDATE_VERSION, "the loss is handled first"
         assert list(only_partition(setting, "a").isr) == [0]
@@ -394,11 +394,11 @@ async def test_the_longest_log_is_elected_after_its_broker_registered_in_a_store
             return {MOVED: {1: LogEnd(3, 10), 2: LogEnd(3, 20)}}
 
         recovery = UncleanRecovery(setting.controller.context, ask)
-        setting.controller.context.on_leaderless = recovery.begin
+        setting.controller.context.parts.on_leaderless = recovery.begin
         await failover.brokers_changed()
         async with asyncio.timeout(10):
             while only_partition(setting, "a").leader < 0:
-                setting.controller.context.on_leaderless()
+                setting.controller.context.parts.on_leaderless()
                 await asyncio.sleep(0.01)
         assert only_partition(setting, "a").leader == 2
         assert asked == [{1, 2}]

@@ -14,6 +14,7 @@ from tidemill.controller.admin_node_requests import AdminNodeRequests
 from tidemill.controller.broker_registrations import BrokerRegistrationWatch
 from tidemill.controller.node_change_handlers import NodeChangeHandlers
 from tidemill.controller.topics import NewTopic
+from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.cluster_image import ClusterImage, Delta
 from tidemill.coordination.coordination_store import Create, Delete, SetData
 from tidemill.coordination.nodes import (
@@ -64,9 +65,10 @@ class Setting:
             },
         )
 
-    async def publish(self, delta: Delta) -> None:
+    async def publish(self, delta: Delta) -> Announcement:
         self.deltas.append(delta)
         self.announced.set()
+        return Announcement(delta)
 
     async def until(self, holds: Callable[[ClusterImage], bool]) -> None:
         """Returns once a published image satisfies the condition."""

@@ -83,7 +83,7 @@ class HandlerFixture(CoordinatorFixture):
             group_coordinator=self.service,
             metadata_cache=self.metadata,
             store=self.store,
-            delayed_metadata=None,
+            cluster=None,
         )
         return APIS[key].handle(broker, context, asked)
 

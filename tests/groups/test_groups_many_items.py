@@ -104,7 +104,7 @@ async def answered(fixture: HandlerFixture, key: ApiKey, version: int, request: 
         group_coordinator=fixture.service,
         metadata_cache=fixture.metadata,
         store=fixture.store,
-        delayed_metadata=None,
+        cluster=None,
     )
     outcome = APIS[key].handle(broker, context, request)
     assert inspect.isawaitable(outcome), "all was done at once"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.coordination.consumer_nodes import ConsumerOffsetNode, GroupPartition
 from tidemill.coordination.coordination_store import (
     Create,
     Delete,
@@ -21,7 +20,7 @@ from tidemill.coordination.coordination_store import (
     subtree,
 )
 from tidemill.coordination.embedded_store import EmbeddedStore
-from tidemill.coordination.nodes import PERSISTENT_PATHS
+from tidemill.coordination.nodes import PERSISTENT_PATHS, ConsumerOffsetNode, GroupPartition
 from tidemill.coordination.zookeeper_store import ZooKeeperStore
 from tidemill.groups.zookeeper_offsets import NO_OFFSET, PartitionOffset, StoredOffset, ZooKeeperOffsets
 from tidemill.model.errors import ErrorCode

@@ -6,7 +6,7 @@ from typing import Final
 
 from planting import Fault
 
-_LOOK: Final = "await context.refresh_brokers()\n"
+_LOOK: Final = "await context.parts.refresh_brokers()\n"
 
 LOSSES: Final = (
     Fault(

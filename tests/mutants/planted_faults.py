@@ -1107,7 +1107,7 @@ CONTROLLER: Final = (
     ),
     Fault(
         "outdated-directory-not-reported",
-        "server/stale_directories.py",
+        "server/directory_starts.py",
         "                    directory.is_outdated = known is None or number < known\n",
         "                    directory.is_outdated = False\n",
         "The replicas of a data directory that the last start did not use are reported as lost.",
@@ -1258,7 +1258,7 @@ CONTROLLER: Final = (
     Fault(
         "unread-losses-elected-at-shutdown",
         "controller/leader_election_requests.py",
-        "            await context.refresh_brokers()\n            check_stopping",
+        "            await context.parts.refresh_brokers()\n            check_stopping",
         "            check_stopping",
         "The controller reads the losses in the registrations before it replaces the leaders of a stopping"
         " broker.",
@@ -1388,7 +1388,7 @@ ELECTIONS: Final = (
     ),
     Fault(
         "leader-keeps-old-default-min-insync",
-        "server/broker_server.py",
+        "broker/dynamic_broker_config.py",
         "        if not changed:\n            return\n        time_slice",
         "        if True:\n            return\n        time_slice",
         "A leader uses the default of min.insync.replicas for a topic without its own value.",

@@ -10,6 +10,7 @@ import pytest
 
 from tidemill.broker.broker import Broker
 from tidemill.broker.delayed_metadata import DelayedMetadata
+from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.cluster_image import ClusterImage, Delta
 from tidemill.coordination.topic_image import TopicImage
 from tidemill.model.errors import StorageError
@@ -25,7 +26,8 @@ def lifecycle_with(applier: Any, others: ClusterServices | None = None) -> Broke
     place = BrokerLifecycleManager.__new__(BrokerLifecycleManager)
     place.applier = applier
     place._changes = TaskSet()
-    place._services = others or StandaloneServices(Broker())
+    nothing: Any = None
+    place.services = others or StandaloneServices(Broker(), nothing, nothing)
     return place
 
 
@@ -33,9 +35,9 @@ async def test_a_change_is_applied_completely_after_its_caller_was_cancelled() -
     going, done = asyncio.Event(), asyncio.Event()
     carried_out: list[Delta] = []
 
-    async def apply_delta(delta: Delta, notified: asyncio.Future[None]) -> None:
+    async def apply_delta(announcement: Announcement, notified: asyncio.Future[None]) -> None:
         await going.wait()
-        carried_out.append(delta)
+        carried_out.append(announcement.delta)
         done.set()
 
     applier: Any = SimpleNamespace(apply_delta=apply_delta)
@@ -56,8 +58,8 @@ async def test_announce_returns_when_brokers_are_notified_and_fails_only_before(
 ) -> None:
     late = asyncio.Event()
 
-    async def apply_delta(delta: Delta, notified: asyncio.Future[None]) -> None:
-        if delta.deleted:
+    async def apply_delta(announcement: Announcement, notified: asyncio.Future[None]) -> None:
+        if announcement.delta.deleted:
             raise ValueError("before")
         notified.set_result(None)
         await late.wait()

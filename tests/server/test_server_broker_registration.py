@@ -15,43 +15,23 @@ from tidemill.broker.apply_leader_and_isr import LeaderAndIsrApplier
 from tidemill.broker.broker import Broker
 from tidemill.broker.metadata_cache import MetadataCache
 from tidemill.controller.controller_context import ControllerContext
+from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.cluster_image import ClusterImage, Delta
 from tidemill.coordination.coordination_store import Create, SessionState, SetData, StoreUnavailable
 from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas
 from tidemill.coordination.nodes import BrokerNode, BrokerRegistration
+from tidemill.coordination.registration_listener import RegistrationListener
 from tidemill.log.log_manager import LogManager
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError
 from tidemill.replication.replica_manager import ReplicaManager
-from tidemill.server.broker_registration import BrokerRegistrationManager, RegistrationListener
-from unwatched_controller import new_controller
+from tidemill.server.broker_registration import BrokerRegistrationManager
+from unwatched_controller import announce_to, new_controller
 
 
-class IgnoringListener(RegistrationListener):
-    """A listener that ignores all changes."""
-
-    def registered(self, epoch: int) -> None:
-        pass
-
-    def controller_changed(self, broker_id: int) -> None:
-        pass
-
-    async def lost_replicas_cleared(self) -> None:
-        pass
-
-    def session_expired(self) -> None:
-        pass
-
-    def store_disconnected(self) -> None:
-        pass
-
-    def store_reconnected(self) -> None:
-        pass
-
-
-class Cluster(IgnoringListener):
+class Cluster(RegistrationListener):
     """A stub of the store and the controller. ``faults`` are raised by the next calls."""
 
     session_timeout_s = 1.0
@@ -135,7 +115,7 @@ class Cluster(IgnoringListener):
 
 
 async def joined(cluster: Any, lost: LostReplicas = NOTHING_LOST) -> BrokerRegistrationManager:
-    one = BrokerRegistrationManager(cluster, cluster, cluster)
+    one = BrokerRegistrationManager(cluster, cluster, [cluster])
     await one.join(BrokerRegistration(1, (), lost=lost))
     cluster.activated.clear()
     return one
@@ -293,9 +273,9 @@ async def test_the_controller_epoch_exceeds_that_of_brokers_after_a_store_restor
             listener=listener,
         )
         applier.controller_epoch = 3
-        controller = new_controller(store, 1, BrokerConfig.of, applier.apply_delta, broker.clock)
+        controller = new_controller(store, 1, BrokerConfig.of, announce_to(applier), broker.clock)
         await controller.context.load()
-        one = BrokerRegistrationManager(store, controller, IgnoringListener())
+        one = BrokerRegistrationManager(store, controller, [])
         listener.controller_moved = one.controller_moved
         try:
             await one.join(BrokerRegistration(1, ()))
@@ -325,7 +305,7 @@ async def test_watches_the_controller_after_the_session_expired_before_the_join(
     """The logs are loaded before the join, which may take a long time."""
 
     cluster = Cluster()
-    one = BrokerRegistrationManager(cluster, cluster, cluster)  # type: ignore[arg-type]
+    one = BrokerRegistrationManager(cluster, cluster, [cluster])  # type: ignore[arg-type]
     cluster.end_session()
     await one.join(BrokerRegistration(1, ()))
     tries = cluster.tries
@@ -368,17 +348,18 @@ async def test_a_broker_that_registers_during_the_controllers_reregistration_is_
     faults: list[Exception] = []
     announced: list[Delta] = []
 
-    async def announce(delta: Delta) -> None:
+    async def announce(delta: Delta) -> Announcement:
         if faults:
             raise faults.pop()
         announced.append(delta)
+        return Announcement(delta)
 
     store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
     config = BrokerConfig.of()
     controller = new_controller(store, 1, lambda: config, announce, SystemClock())
     context: Any = controller.context
     failover, other = controller.failover, store.join()
-    one = BrokerRegistrationManager(store, controller, IgnoringListener())
+    one = BrokerRegistrationManager(store, controller, [])
     await controller.context.load()
     await one.join(BrokerRegistration(1, ()))
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tidemill.controller.log_dir_events import LogDirEvents
+from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.cluster_image import Delta
 from tidemill.coordination.coordination_store import (
     Create,
@@ -53,7 +55,8 @@ def replicas_failed_with(*faults: KafkaError) -> Failover:
     failover = Failover(*faults)
     started: list[Coroutine[Any, Any, None]] = []
     cluster: Any = SimpleNamespace(
-        _broker=SimpleNamespace(failover=failover), _tasks=SimpleNamespace(start=started.append)
+        _broker=SimpleNamespace(controller=SimpleNamespace(failover=failover)),
+        _tasks=SimpleNamespace(start=started.append),
     )
     ClusterMember.replicas_failed(cluster, 2, [(b"t" * 16, 0)], broker_epoch=7)
     (work,) = started
@@ -128,8 +131,8 @@ async def test_stores_a_failed_sync_after_an_unanswered_write(
 def process_notifications(directory: Path, *, is_replaced: bool) -> tuple[list[int], int]:
     """Returns the brokers that a controller queries for two notifications, and the number of nodes left."""
 
-    async def announce(delta: Delta) -> None:
-        pass
+    async def announce(delta: Delta) -> Announcement:
+        return Announcement(delta)
 
     async def scenario() -> tuple[list[int], int]:
         store = EmbeddedStore.open(str(directory / "coordination.db"))
@@ -143,12 +146,13 @@ def process_notifications(directory: Path, *, is_replaced: bool) -> tuple[list[i
             other = new_controller(store.join(), 3, BrokerConfig.of, announce, SystemClock())
             assert await other.context.activate(dead=1)
         asked: list[int] = []
-        cluster: Any = SimpleNamespace(
-            _broker=SimpleNamespace(store=store, node_id=1, controller=controller),
-            _channels=SimpleNamespace(resend_full_state=lambda image, broker_id: asked.append(broker_id)),
-        )
+
+        async def own_directory_failed() -> None:
+            raise AssertionError("no notification names this broker")
+
+        events = LogDirEvents(controller.context, own_directory_failed, asked.append)
         with pytest.raises(KafkaError, match="controller") if is_replaced else contextlib.nullcontext():
-            await ClusterMember._directories_failed(cluster)
+            await events.directories_failed()
         left = len(await store.children(LOG_DIR_EVENTS))
         await store.close()
         return asked, left

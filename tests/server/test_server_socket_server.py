@@ -15,7 +15,7 @@ from tidemill.net.connection import Connection, FrameHandler
 from tidemill.net.memory_pool import UNBOUNDED, MemoryPool
 from tidemill.net.peer import Listener
 from tidemill.server.broker_server import limits_of
-from tidemill.server.socket_server import ConnectionLimits, Limits, SocketServer, addresses_of, bind
+from tidemill.server.socket_server import ConnectionLimits, ConnectionQuotas, SocketServer, addresses_of, bind
 
 
 def test_resolves_host_names_and_normalizes_addresses_in_limits(
@@ -60,7 +60,7 @@ async def accepted_buffers(settings: dict[str, str]) -> list[int]:
     each = ConnectionLimits(
         frame_bytes_max=1 << 20, send_buffer_bytes=sizes[0], receive_buffer_bytes=sizes[1]
     )
-    acceptor = SocketServer(loop, handler, Limits(9, 9, {}), each, memory)
+    acceptor = SocketServer(loop, handler, ConnectionQuotas(9, 9, {}), each, memory)
     listening = bind("PLAINTEXT", "127.0.0.1", 0, 1)
     acceptor.listen(Listener("PLAINTEXT", "127.0.0.1", 0), listening)
     with socket.socket() as client:
@@ -93,7 +93,7 @@ def test_sets_socket_buffer_sizes_only_if_configured() -> None:
 class TwoListeners:
     """A socket server with two listeners on an event loop."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ConnectionQuotas) -> None:
         self.loop = asyncio.get_running_loop()
         self.memory = MemoryPool(self.loop, UNBOUNDED)
         self.handler = Handler()
@@ -155,7 +155,7 @@ def test_the_inter_broker_listener_accepts_beyond_max_connections(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:
-        async with TwoListeners(Limits(3, 99, {}, protected="BROKERS")) as door:
+        async with TwoListeners(ConnectionQuotas(3, 99, {}, protected="BROKERS")) as door:
             first, second, third = [await door.connect("CLIENTS") for _ in range(3)]
             assert first
             assert second
@@ -181,7 +181,7 @@ def test_the_inter_broker_listener_accepts_beyond_max_connections(
 
 
 async def test_connections_with_delayed_requests_are_closed_last() -> None:
-    async with TwoListeners(Limits(2, 99, {}, protected="BROKERS")) as door:
+    async with TwoListeners(ConnectionQuotas(2, 99, {}, protected="BROKERS")) as door:
         first, second = [await door.connect("CLIENTS") for _ in range(2)]
         assert first
         assert second
@@ -192,7 +192,7 @@ async def test_connections_with_delayed_requests_are_closed_last() -> None:
 
 
 async def test_limits_the_connections_of_a_listener() -> None:
-    limits = Limits(9, 99, {}, {"CLIENTS": 1, "BROKERS": 2}, "BROKERS")
+    limits = ConnectionQuotas(9, 99, {}, {"CLIENTS": 1, "BROKERS": 2}, "BROKERS")
     async with TwoListeners(limits) as door:
         only = await door.connect("CLIENTS")
         assert only
@@ -207,7 +207,7 @@ async def test_limits_the_connections_of_a_listener() -> None:
 
 
 async def test_limits_the_connections_of_an_address_on_the_inter_broker_listener() -> None:
-    async with TwoListeners(Limits(1, 2, {}, protected="BROKERS")) as door:
+    async with TwoListeners(ConnectionQuotas(1, 2, {}, protected="BROKERS")) as door:
         client = await door.connect("CLIENTS")
         assert client
         assert await door.connect("BROKERS")
@@ -217,7 +217,7 @@ async def test_limits_the_connections_of_an_address_on_the_inter_broker_listener
 
 
 async def test_a_sending_or_receiving_connection_is_not_idle() -> None:
-    async with TwoListeners(Limits(9, 99, {})) as door:
+    async with TwoListeners(ConnectionQuotas(9, 99, {})) as door:
         peers = [await door.connect("CLIENTS") for _ in range(3)]
         assert door.acceptor.close_idle() == 0
         assert peers[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.broker.metadata_cache import effective_config, warn_overridden
+from tidemill.broker.dynamic_broker_config import effective_config, warn_overridden
 from tidemill.client import Admin, ConfigResource, ResourceType
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.coordination_store import SetData

@@ -18,28 +18,26 @@ from simulated_disk import SimulatedFiles
 from tidemill.broker.apply_leader_and_isr import LeaderAndIsrApplier
 from tidemill.broker.controller_channel_manager import ControllerChannel
 from tidemill.broker.controller_request_batch import ControllerRequestBatch, ReplicaStop
-from tidemill.broker.controller_request_handler import (
-    DURING_DELETION,
-    FULL_REQUEST,
-    UNKNOWN_CONNECTION,
-    ControllerRequests,
-    TopicKey,
-)
+from tidemill.broker.controller_request_handler import UNKNOWN_CONNECTION, ControllerRequestHandler
+from tidemill.broker.controller_requests import DURING_DELETION, FULL_REQUEST
 from tidemill.broker.handlers import list_offsets
-from tidemill.coordination.topic_image import PartitionImage
+from tidemill.coordination.topic_image import PartitionImage, TopicKey
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.wire.messages.stop_replica import StopReplicaResponse
 
 if TYPE_CHECKING:
-    from tidemill.broker.metadata_cache import Delta
+    from tidemill.coordination.announcement import Announcement
     from tidemill.net.link import Link
     from tidemill.replication.partition import Partition
 
-LEADER_AND_ISR, UPDATE_METADATA = ControllerRequests.leader_and_isr, ControllerRequests.update_metadata
+LEADER_AND_ISR, UPDATE_METADATA = (
+    ControllerRequestHandler.leader_and_isr,
+    ControllerRequestHandler.update_metadata,
+)
 STOP_REPLICA, STOP, CARRY_OUT = (
-    ControllerRequests.stop_replica,
-    ControllerRequests._stop,
+    ControllerRequestHandler.stop_replica,
+    ControllerRequestHandler._stop,
     LeaderAndIsrApplier.apply_delta,
 )
 TELL, SEND, TAKE, END = (
@@ -157,10 +155,14 @@ class CommandsPromise:
     def patches(self) -> list[Any]:
         """Returns the patches of the program by which the checker is notified."""
         return [
-            mock.patch.object(ControllerRequests, "leader_and_isr", lambda *of: self._leader_and_isr(*of)),
-            mock.patch.object(ControllerRequests, "update_metadata", lambda *of: self._update_metadata(*of)),
-            mock.patch.object(ControllerRequests, "stop_replica", lambda *of: self._stop_replica(*of)),
-            mock.patch.object(ControllerRequests, "_stop", lambda *of: self._stop(*of)),
+            mock.patch.object(
+                ControllerRequestHandler, "leader_and_isr", lambda *of: self._leader_and_isr(*of)
+            ),
+            mock.patch.object(
+                ControllerRequestHandler, "update_metadata", lambda *of: self._update_metadata(*of)
+            ),
+            mock.patch.object(ControllerRequestHandler, "stop_replica", lambda *of: self._stop_replica(*of)),
+            mock.patch.object(ControllerRequestHandler, "_stop", lambda *of: self._stop(*of)),
             mock.patch.object(LeaderAndIsrApplier, "apply_delta", lambda *of: self._carry_out(*of)),
             mock.patch.object(ControllerChannel, "enqueue", lambda *of: self._tell(*of)),
             mock.patch.object(ControllerChannel, "_send", lambda *of: self._send(*of)),
@@ -173,7 +175,7 @@ class CommandsPromise:
     # -- brokers
 
     async def _leader_and_isr(
-        self, commands: ControllerRequests, request: Any, connection: int = UNKNOWN_CONNECTION
+        self, commands: ControllerRequestHandler, request: Any, connection: int = UNKNOWN_CONNECTION
     ) -> Any:
         registered = commands._applier.broker_epoch
         answer = await LEADER_AND_ISR(commands, request, connection)
@@ -184,7 +186,7 @@ class CommandsPromise:
         return answer
 
     async def _update_metadata(
-        self, commands: ControllerRequests, request: Any, connection: int = UNKNOWN_CONNECTION
+        self, commands: ControllerRequestHandler, request: Any, connection: int = UNKNOWN_CONNECTION
     ) -> Any:
         registered, before = commands._applier.broker_epoch, commands._metadata_cache.image.topics
         answer = await UPDATE_METADATA(commands, request, connection)
@@ -196,7 +198,7 @@ class CommandsPromise:
         return answer
 
     async def _stop_replica(
-        self, commands: ControllerRequests, request: Any, connection: int = UNKNOWN_CONNECTION
+        self, commands: ControllerRequestHandler, request: Any, connection: int = UNKNOWN_CONNECTION
     ) -> Any:
         registered = commands._applier.broker_epoch
         answer = await STOP_REPLICA(commands, request, connection)
@@ -205,13 +207,20 @@ class CommandsPromise:
             self._check_stopped(commands, request, answer)
         return answer
 
-    async def _carry_out(self, applier: LeaderAndIsrApplier, delta: Delta, *others: Any) -> None:
-        await CARRY_OUT(applier, delta, *others)
-        epoch, latest = delta.image.controller_epoch, self._latest_requests.get(applier, LatestRequest())
+    async def _carry_out(
+        self, applier: LeaderAndIsrApplier, announcement: Announcement, *others: Any
+    ) -> None:
+        await CARRY_OUT(applier, announcement, *others)
+        epoch, latest = (
+            announcement.delta.image.controller_epoch,
+            self._latest_requests.get(applier, LatestRequest()),
+        )
         if epoch == applier.controller_epoch > latest.controller_epoch:
             self._latest_requests[applier] = LatestRequest(epoch)
 
-    def _accepted(self, commands: ControllerRequests, request: Any, connection: int, registered: int) -> None:
+    def _accepted(
+        self, commands: ControllerRequestHandler, request: Any, connection: int, registered: int
+    ) -> None:
         """A broker has applied a request. It was registered with this epoch on arrival."""
         latest = self._latest_requests.get(commands._applier, LatestRequest())
         if request.controller_epoch < latest.controller_epoch:
@@ -236,7 +245,7 @@ class CommandsPromise:
             connection=max(connection, latest.connection)
         )
 
-    def _check_led(self, commands: ControllerRequests, request: Any) -> None:
+    def _check_led(self, commands: ControllerRequestHandler, request: Any) -> None:
         """After a full LeaderAndIsr request a broker has only replicas that are assigned to it."""
         if request.type != FULL_REQUEST:
             return
@@ -261,7 +270,7 @@ class CommandsPromise:
                     f" {one.leader} leads in epoch {one.leader_epoch}",
                 )
 
-    def _check_taken(self, commands: ControllerRequests, request: Any, answer: Any) -> None:
+    def _check_taken(self, commands: ControllerRequestHandler, request: Any, answer: Any) -> None:
         """A broker leads and follows the acknowledged partitions, as in the request or a later one."""
         for topic, result in zip(request.topic_states, answer.topics, strict=True):
             for state, code in zip(topic.partition_states, result.partition_errors, strict=True):
@@ -276,7 +285,7 @@ class CommandsPromise:
                         commands, f"confirms {state} of {topic.topic_name}, and has not applied it"
                     )
 
-    def _check_metadata(self, commands: ControllerRequests, request: Any) -> None:
+    def _check_metadata(self, commands: ControllerRequestHandler, request: Any) -> None:
         """A broker returns the metadata that it received."""
         image = commands._metadata_cache.image
         names = {topic.topic_name for topic in request.topic_states}
@@ -297,7 +306,7 @@ class CommandsPromise:
                 if now is None or (now.leader, now.leader_epoch) != (one.leader, one.leader_epoch):
                     self._broken_by(commands, f"confirms {one} of {topic.topic_name}, and returns {now}")
 
-    def _tell_gone(self, commands: ControllerRequests, request: Any, before: Mapping[str, Any]) -> None:
+    def _tell_gone(self, commands: ControllerRequestHandler, request: Any, before: Mapping[str, Any]) -> None:
         """Notifies the coordinator checker of a topic deletion that the broker has applied, if the broker had
         the topic.
         """
@@ -307,7 +316,7 @@ class CommandsPromise:
             if is_gone and known is not None and known.topic_id == topic.topic_id:
                 self.topic_gone(commands._replica_manager, topic.topic_name, topic.topic_id)
 
-    def _check_stopped(self, commands: ControllerRequests, request: Any, answer: Any) -> None:
+    def _check_stopped(self, commands: ControllerRequestHandler, request: Any, answer: Any) -> None:
         """A broker has no replica whose stop it has acknowledged."""
         replicas = commands._replica_manager
         deletes = {
@@ -326,7 +335,7 @@ class CommandsPromise:
             elif (name, index) in deletes:
                 self._check_checkpoints(commands, TopicPartition(name, index))
 
-    def _check_checkpoints(self, commands: ControllerRequests, key: TopicPartition) -> None:
+    def _check_checkpoints(self, commands: ControllerRequestHandler, key: TopicPartition) -> None:
         """No checkpoint on the disk has a line of a replica whose deletion a broker has acknowledged.
 
         After a crash the line would apply to the next partition of the name.
@@ -343,7 +352,7 @@ class CommandsPromise:
                     continue
                 self._broken_by(commands, f"confirms that {key} is deleted, and {one.path} contains it")
 
-    def _stop(self, commands: ControllerRequests, topic: str, state: Any) -> ErrorCode:
+    def _stop(self, commands: ControllerRequestHandler, topic: str, state: Any) -> ErrorCode:
         known = commands._replica_manager.find(topic, state.partition_index)
         epoch = int(known.leader_epoch) if known is not None else -1
         code = STOP(commands, topic, state)
@@ -355,7 +364,7 @@ class CommandsPromise:
             )
         return code
 
-    def _broken_by(self, commands: ControllerRequests, text: str) -> None:
+    def _broken_by(self, commands: ControllerRequestHandler, text: str) -> None:
         self._broken("commands", f"broker-{commands._node_id} {text}")
 
     def _look_up(self, partition: Partition, wanted: Any, request: Any, *others: Any) -> Any:

@@ -17,7 +17,7 @@ from unittest import mock
 from simulated_loop import PROCESS, Process
 from state_decisions import NOBODY, Answers, KnownState, faults_of, faults_of_first
 
-from tidemill.controller import failover
+from tidemill.controller import alter_partition, failover
 from tidemill.controller.alter_partition import ANY_EPOCH, AlterPartitionItem, plan_isr_change
 from tidemill.controller.controller_context import ControllerContext
 from tidemill.controller.election_settings import UNCLEAN
@@ -198,7 +198,7 @@ class ControllerPromise:
             mock.patch.object(Failover, "refresh_brokers", look),
             mock.patch.object(ControllerContext, "_apply_settings", apply_settings),
             mock.patch.object(UncleanRecovery, "_request_log_ends", ask),
-            mock.patch.object(failover, "plan_isr_change", plan_change),
+            mock.patch.object(alter_partition, "plan_isr_change", plan_change),
             mock.patch.object(failover, "plan_failed_replicas_in_slices", plan_failed_in_slices),
         ]
 

@@ -46,7 +46,7 @@ from tidemill.replication.partition import Partition
 from tidemill.replication.replica_fetcher import FetchLimits
 from tidemill.replication.replica_manager import ReplicaManager, ReplicaManagerListener
 from tidemill.server.lost_replica_detection import detect_lost_replicas
-from tidemill.server.socket_server import ConnectionLimits, Limits, SocketServer
+from tidemill.server.socket_server import ConnectionLimits, ConnectionQuotas, SocketServer
 from tidemill.transactions.producer_ids import ProducerIds
 
 logger = logging.getLogger("tidemill.simulated")
@@ -158,7 +158,7 @@ class ReplicationBroker(ReplicaManagerListener):
         dispatch = HandlerDispatch(broker, self.loop, nobody)
         requests = KafkaApis(produces, fetches, dispatch)
         each = ConnectionLimits(frame_bytes_max=100 << 20)
-        acceptor = SocketServer(self.loop, requests, Limits(1000, 1000, {}), each, memory)
+        acceptor = SocketServer(self.loop, requests, ConnectionQuotas(1000, 1000, {}), each, memory)
         dispatch.on_closed = acceptor.closed
         return acceptor
 

@@ -15,7 +15,8 @@ from simulated_loop import SimulatedLoop
 
 from tidemill.broker.controller_channel_manager import ControllerChannel
 from tidemill.broker.controller_request_batch import ControllerRequestBatch, ReplicaStop
-from tidemill.broker.controller_request_handler import DURING_DELETION, FULL_REQUEST, ControllerRequests
+from tidemill.broker.controller_request_handler import ControllerRequestHandler
+from tidemill.broker.controller_requests import DURING_DELETION, FULL_REQUEST
 from tidemill.coordination.topic_image import PartitionImage
 from tidemill.log.checkpoint_files import render_checkpoint
 from tidemill.log.file_names import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
@@ -53,7 +54,7 @@ def partition(leader_epoch: int = 3, *, leads: bool = True, topic: str = "t") ->
     )
 
 
-def commands(*replicas: Any, registered: int = 10) -> ControllerRequests:
+def commands(*replicas: Any, registered: int = 10) -> ControllerRequestHandler:
     """Returns a broker with these replicas that applies requests."""
     partitions = SimpleNamespace(
         logs=SimpleNamespace(get=lambda key: None, files=None),
@@ -63,7 +64,7 @@ def commands(*replicas: Any, registered: int = 10) -> ControllerRequests:
     topics = {"t": SimpleNamespace(topic_id=KEY[1], partition=lambda index: STATE)}
     applier = ProgramObject(broker_epoch=registered, controller_epoch=0)
     return cast(
-        ControllerRequests,
+        ControllerRequestHandler,
         ProgramObject(
             _node_id=NODE,
             _replica_manager=partitions,
@@ -112,7 +113,7 @@ def obey(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     for name in ("LEADER_AND_ISR", "UPDATE_METADATA", "STOP_REPLICA"):
         monkeypatch.setattr(commands_promise, name, confirm)
 
-    def play(to: ControllerRequests, *wanted: tuple[str, Any, int]) -> list[str]:
+    def play(to: ControllerRequestHandler, *wanted: tuple[str, Any, int]) -> list[str]:
         watched = Watched()
 
         async def story() -> None:

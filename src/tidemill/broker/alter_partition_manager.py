@@ -247,7 +247,7 @@ class AlterPartitionManager:
     async def _alter_locally(self, changes: Sequence[_PendingChange]) -> list[PartitionState | KafkaError]:
         broker_epoch = self._broker_epoch()
         try:
-            results = await self._controller.failover.alter_isr(
+            results = await self._controller.alter_partitions(
                 [one.item._replace(broker_epoch=broker_epoch) for one in changes]
             )
         except StoreError as problem:

@@ -11,8 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Container, Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from tidemill.broker.dynamic_broker_config import effective_config
 from tidemill.broker.log_configs import log_config
-from tidemill.broker.metadata_cache import Delta, MetadataCache, PartitionImage, TopicImage, effective_config
+from tidemill.broker.metadata_cache import Delta, MetadataCache, PartitionImage, TopicImage
+from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.cluster_image import TOPIC
 from tidemill.log.errors import topic_failure
 from tidemill.log.log_manager import LogManager
@@ -58,11 +60,11 @@ class LeaderAndIsrListener(ABC):
     """Receives the failures and deviations that the application of a change detects."""
 
     @abstractmethod
-    def replicas_failed(self, partitions: Sequence[tuple[bytes, int]]) -> None:
+    def own_replicas_failed(self, partitions: Sequence[tuple[bytes, int]]) -> None:
         """A change assigns partitions (by topic id) to this broker that cannot be opened."""
 
     @abstractmethod
-    def replicas_served(self, partitions: Sequence[tuple[bytes, int]]) -> None:
+    def own_replicas_served(self, partitions: Sequence[tuple[bytes, int]]) -> None:
         """This broker serves partitions (by topic id) that are offline in the controller's image."""
 
     @abstractmethod
@@ -115,13 +117,16 @@ class LeaderAndIsrApplier:
 
     # The controller of this process
 
-    async def apply_delta(self, delta: Delta, published: asyncio.Future[None] | None = None) -> None:
+    async def apply_delta(
+        self, announcement: Announcement, published: asyncio.Future[None] | None = None
+    ) -> None:
         """Applies a change of this process's controller, and publishes its image.
 
         ``published`` is done when the image is published and this broker leads the partitions that it has to
         lead. The logs of new followers are created after that: no client waits for them. Their failures are
-        passed to :meth:`LeaderAndIsrListener.replicas_failed` as well.
+        passed to :meth:`LeaderAndIsrListener.own_replicas_failed` as well.
         """
+        delta = announcement.delta
         async with self.lock:
             if delta.image.controller_epoch < self.controller_epoch:
                 logger.warning(
@@ -138,7 +143,7 @@ class LeaderAndIsrApplier:
                     for topic in delta.image.topics.values()
                 )
             time_slice = TimeSlice(self._clock)
-            await self._delete_topics(delta, time_slice)
+            await self._delete_topics(announcement, time_slice)
             failed: list[tuple[bytes, int]] = []
             if delta.broker_configs_changed:
                 # Before this broker leads partitions: with the former, lower min.insync.replicas it would
@@ -146,44 +151,45 @@ class LeaderAndIsrApplier:
                 self._next_config = effective_config(self._config(), delta.image, self._node_id)
             try:
                 new_followers = [
-                    await self._apply_topic(delta, one, one.partitions, time_slice, failed)
+                    await self._apply_topic(announcement, one, one.partitions, time_slice, failed)
                     for one in delta.created
                 ]
                 for old, topic in delta.changed:
                     new_followers.append(
                         await self._apply_topic(
-                            delta, topic, changed_partitions(old, topic), time_slice, failed
+                            announcement, topic, topic.changed_partitions(old), time_slice, failed
                         )
                     )
-                    await self._delete_reassigned_replicas(delta, old, topic, time_slice)
+                    await self._delete_reassigned_replicas(announcement, old, topic, time_slice)
             finally:
                 self._next_config = None
             if not delta.before.brokers:
                 await self.log_stray_directories({*delta.image.deleting, *delta.image.unreadable_of(TOPIC)})
-            await self._metadata_cache.publish(delta)
+            for name, failure in (await self._metadata_cache.publish(delta)).items():
+                announcement.fail(name, failure)
             self.first_change_applied.set()
             if published is not None and not published.done():
                 published.set_result(None)
             if failed:
-                self._listener.replicas_failed(failed)
+                self._listener.own_replicas_failed(failed)
             new_followers = [one for one in new_followers if one.states]
-            if new_followers and delta.others:
+            if new_followers and announcement.others:
                 # This thread also sends the change to the other brokers, for which clients wait.
-                await asyncio.wait(delta.others, timeout=NEW_FOLLOWER_DELAY_S_MAX)
-            await self._apply_new_followers(delta, new_followers, time_slice)
+                await asyncio.wait(announcement.others, timeout=NEW_FOLLOWER_DELAY_S_MAX)
+            await self._apply_new_followers(announcement, new_followers, time_slice)
 
     async def _apply_new_followers(
-        self, delta: Delta, new_followers: Sequence[TopicLeaderAndIsr], time_slice: TimeSlice
+        self, announcement: Announcement, new_followers: Sequence[TopicLeaderAndIsr], time_slice: TimeSlice
     ) -> None:
         failed: list[tuple[bytes, int]] = []
         for one in new_followers:
-            await self._apply_and_collect_failures(delta, one, time_slice, failed)
+            await self._apply_and_collect_failures(announcement, one, time_slice, failed)
         if failed:
-            self._listener.replicas_failed(failed)
+            self._listener.own_replicas_failed(failed)
 
     async def _apply_and_collect_failures(
         self,
-        delta: Delta,
+        announcement: Announcement,
         leader_and_isr: TopicLeaderAndIsr,
         time_slice: TimeSlice,
         failed: list[tuple[bytes, int]],
@@ -197,8 +203,8 @@ class LeaderAndIsrApplier:
         try:
             await self.apply_states(leader_and_isr, time_slice)
         except KafkaError as problem:
-            delta.fail(leader_and_isr.name, problem)
-        image = delta.image.topics.get(leader_and_isr.name)
+            announcement.fail(leader_and_isr.name, problem)
+        image = announcement.delta.image.topics.get(leader_and_isr.name)
         for state in leader_and_isr.states:
             await time_slice.step()
             known = image.partition(state.partition) if image is not None else None
@@ -209,7 +215,7 @@ class LeaderAndIsrApplier:
             elif not is_offline:
                 failed.append((leader_and_isr.topic_id, state.partition))
         if served:
-            self._listener.replicas_served(served)
+            self._listener.own_replicas_served(served)
 
     def serves(self, topic: str, index: int) -> bool:
         """Whether this broker has the partition, and its directory works."""
@@ -260,17 +266,17 @@ class LeaderAndIsrApplier:
                 strays[0],
             )
 
-    async def _delete_topics(self, delta: Delta, time_slice: TimeSlice) -> None:
+    async def _delete_topics(self, announcement: Announcement, time_slice: TimeSlice) -> None:
         partitions = self._replica_manager
-        for topic in delta.deleted:
+        for topic in announcement.delta.deleted:
             try:
                 for _ in partitions.deleting(topic.name, topic.topic_id, len(topic.partitions)):
                     await time_slice.step()
             except KafkaError as problem:
                 logger.error("%s: %s", topic.name, problem)
-                delta.fail(topic.name, problem)
+                announcement.fail(topic.name, problem)
                 self._listener.topic_deletion_refused(topic)
-        if delta.deleted:
+        if announcement.delta.deleted:
             await self.removed()
 
     async def retry_topic_deletion(self, topic: TopicImage) -> None:
@@ -301,7 +307,7 @@ class LeaderAndIsrApplier:
 
     async def _apply_topic(
         self,
-        delta: Delta,
+        announcement: Announcement,
         topic: TopicImage,
         changed: Iterable[PartitionImage],
         time_slice: TimeSlice,
@@ -327,11 +333,11 @@ class LeaderAndIsrApplier:
         leader_and_isr = TopicLeaderAndIsr(
             topic.name, topic.topic_id, topic.internal, topic.config, now, new_partitions
         )
-        await self._apply_and_collect_failures(delta, leader_and_isr, time_slice, failed)
+        await self._apply_and_collect_failures(announcement, leader_and_isr, time_slice, failed)
         return leader_and_isr._replace(states=new_followers)
 
     async def _delete_reassigned_replicas(
-        self, delta: Delta, old: TopicImage, new: TopicImage, time_slice: TimeSlice
+        self, announcement: Announcement, old: TopicImage, new: TopicImage, time_slice: TimeSlice
     ) -> None:
         node = self._node_id
         reassigned = [
@@ -345,7 +351,7 @@ class LeaderAndIsrApplier:
                 self._replica_manager.stop_replica(new.name, index, delete=True)
             except KafkaError as problem:
                 logger.error("%s-%d: %s", new.name, index, problem)
-                delta.fail(new.name, problem)
+                announcement.fail(new.name, problem)
                 self._listener.replica_deletion_refused(new, index)
         if reassigned:
             await self.removed()
@@ -427,9 +433,3 @@ def state_of(image: PartitionImage) -> PartitionState:
         image.partition_epoch,
         tuple(image.adding),
     )
-
-
-def changed_partitions(old: TopicImage, new: TopicImage) -> list[PartitionImage]:
-    """Returns the partitions of ``new`` that are new or changed."""
-    known = old.partitions
-    return [one for place, one in enumerate(new.partitions) if place >= len(known) or one is not known[place]]

@@ -38,11 +38,11 @@ async def create_missing_topics(broker: Broker, names: Sequence[str]) -> Creatio
     # A standalone broker limits the replication factor to 1. In a cluster, missing brokers may be starting.
     replicas_max = len(broker.metadata_cache.brokers) if broker.config.store() == "embedded" else None
     topics = [automatic_topic(broker.config, name, replicas_max) for name in names]
-    if broker.controller.is_active or broker.controller_channel is None:
+    if broker.controller.is_active or broker.cluster is None:
         outcomes = await broker.controller.admin_manager.create_topics(topics)
         errors = {outcome.name: outcome.error for outcome in outcomes if outcome.error is not None}
     else:
-        errors = await _send_create_topics(broker.controller_channel, topics)
+        errors = await _send_create_topics(broker.cluster.controller_channel, topics)
     created = [name for name in names if name not in errors]
     errors = {name: one for name, one in errors.items() if one.code != ErrorCode.TOPIC_ALREADY_EXISTS}
     await _wait_for_metadata(broker, [name for name in names if name not in errors])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.broker.client_software import ClientSoftware
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -13,14 +13,13 @@ if TYPE_CHECKING:
     from tidemill.broker.api_declaration import ServedApi
     from tidemill.broker.apply_leader_and_isr import LeaderAndIsrApplier
     from tidemill.broker.broker_to_controller_channel import BrokerToControllerChannel
-    from tidemill.broker.controller_request_handler import ControllerRequests
+    from tidemill.broker.controller_request_handler import ControllerRequestHandler
     from tidemill.broker.delayed_metadata import DelayedMetadata
     from tidemill.broker.metadata_cache import MetadataCache
     from tidemill.broker.replication_quotas import ReplicationQuotas
     from tidemill.broker.request_context import RequestContext
     from tidemill.broker.store_connectivity import StoreConnectivity
     from tidemill.controller.controller import KafkaController
-    from tidemill.controller.failover import Failover
     from tidemill.coordination.coordination_store import Store
     from tidemill.groups.group_coordinator import GroupCoordinator
     from tidemill.log.log_manager import LogManager
@@ -31,11 +30,19 @@ if TYPE_CHECKING:
     from tidemill.transactions.producer_ids import ProducerIds
 
 
-class Broker:
-    """The parts of one broker. They are set while it starts; only the configuration changes afterwards.
+class ClusterParts(NamedTuple):
+    """The parts of a broker that communicate with the other brokers of its cluster."""
 
-    Those that may be None exist only in a cluster.
-    """
+    inter_broker_listener: str
+    """The name of the listener for other brokers."""
+    controller_channel: BrokerToControllerChannel
+    controller_requests: ControllerRequestHandler
+    delayed_metadata: DelayedMetadata
+    replication_quotas: ReplicationQuotas
+
+
+class Broker:
+    """The parts of one broker. They are set while it starts; only the configuration changes afterwards."""
 
     config: BrokerConfig
     clock: Clock
@@ -49,17 +56,12 @@ class Broker:
     apis: Mapping[int, ServedApi]
     """The APIs that this broker handles, by key."""
     controller: KafkaController
-    failover: Failover
     store_connectivity: StoreConnectivity
     leader_and_isr: LeaderAndIsrApplier
     group_coordinator: GroupCoordinator
     producer_ids: ProducerIds
-    controller_requests: ControllerRequests | None = None
-    controller_channel: BrokerToControllerChannel | None = None
-    delayed_metadata: DelayedMetadata | None = None
-    replication_quotas: ReplicationQuotas | None = None
-    inter_broker_listener: str | None = None
-    """The name of the listener for other brokers."""
+    cluster: ClusterParts | None = None
+    """None with the embedded store."""
 
     def __init__(self) -> None:
         self.client_software = ClientSoftware()
@@ -73,4 +75,5 @@ class Broker:
 
     def is_from_broker(self, context: RequestContext) -> bool:
         """Whether a request has arrived at the inter-broker listener."""
-        return self.inter_broker_listener is not None and context.listener.name == self.inter_broker_listener
+        cluster = self.cluster
+        return cluster is not None and context.listener.name == cluster.inter_broker_listener

@@ -114,10 +114,11 @@ async def _send_request(broker: Broker, epoch: int) -> Sequence[TopicPartition]:
             broker.node_id, broker_epoch=epoch
         )
     request = ControlledShutdownRequest(broker_id=broker.node_id, broker_epoch=epoch)
-    channel = broker.controller_channel
-    if channel is None:
+    if broker.cluster is None:
         return []
-    response = await channel.send_request(handler.API, request, ControlledShutdownResponse)
+    response = await broker.cluster.controller_channel.send_request(
+        handler.API, request, ControlledShutdownResponse
+    )
     if response.error_code != 0:
         code = ErrorCode.of(response.error_code)
         raise KafkaError(f"the controller returns error {response.error_code} ({code.name})", code)

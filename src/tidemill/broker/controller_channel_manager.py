@@ -26,9 +26,9 @@ from tidemill.broker.controller_request_batch import (
     replicas_back_online,
     request_builders,
 )
-from tidemill.broker.controller_request_handler import TopicKey
 from tidemill.broker.handlers import leader_and_isr, stop_replica, update_metadata
 from tidemill.coordination.cluster_image import BrokerImage, ClusterImage, Delta
+from tidemill.coordination.topic_image import TopicKey
 from tidemill.model.backoff import Backoff
 from tidemill.model.errors import ErrorCode
 from tidemill.model.event_loop_slices import run_in_slices
@@ -397,7 +397,7 @@ class ControllerChannelManager:
         for broker_id in delta.image.brokers:
             channel = self._channels.get(broker_id)
             if channel is not None:
-                is_full = channel.broker.epoch != _epoch(delta.before, broker_id)
+                is_full = channel.broker.epoch != _epoch_of(delta.before.brokers, broker_id)
                 batch = batch_for(delta, broker_id, is_full=is_full)
                 if batch is not None:
                     futures.append(channel.enqueue(batch))
@@ -454,10 +454,6 @@ def _complete(unacknowledged: Sequence[asyncio.Future[None]]) -> None:
     for one in unacknowledged:
         if not one.done():
             one.set_result(None)
-
-
-def _epoch(image: ClusterImage, broker_id: int) -> int | None:
-    return _epoch_of(image.brokers, broker_id)
 
 
 def _epoch_of(brokers: Mapping[int, BrokerImage], broker_id: int) -> int | None:

@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypedDict, TypeVar
 
-from tidemill.broker.apply_leader_and_isr import changed_partitions
-from tidemill.broker.controller_request_handler import (
-    DURING_DELETION,
-    FULL_REQUEST,
-    ControllerRequest,
-    TopicKey,
-)
+from tidemill.broker.controller_requests import DURING_DELETION, FULL_REQUEST, ControllerRequest
 from tidemill.coordination.cluster_image import BrokerImage, ClusterImage, Delta
 from tidemill.coordination.nodes import SECURITY_PROTOCOLS
-from tidemill.coordination.topic_image import PartitionImage, TopicImage
+from tidemill.coordination.topic_image import PartitionImage, TopicImage, TopicKey
 from tidemill.model.errors import ErrorCode
 from tidemill.model.event_loop_slices import ITEMS_PER_SLICE
 from tidemill.wire.apis import ApiKey
@@ -130,7 +124,7 @@ def batch_for(delta: Delta, broker_id: int, *, is_full: bool) -> ControllerReque
             _add_topic(batch, topic, topic.partitions, broker_id)
             _add_new_replicas(batch, topic, (), broker_id)
         for old, topic in delta.changed:
-            _add_topic(batch, topic, changed_partitions(old, topic), broker_id)
+            _add_topic(batch, topic, topic.changed_partitions(old), broker_id)
             _add_new_replicas(batch, topic, old.partitions, broker_id)
             _add_reassigned_replicas(batch, old, topic, broker_id)
         for topic in delta.deleted:

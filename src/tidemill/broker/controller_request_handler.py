@@ -19,6 +19,7 @@ from tidemill.broker.apply_leader_and_isr import (
     TopicLeaderAndIsr,
 )
 from tidemill.broker.controller_request_checks import check_leader_and_isr, check_update_metadata
+from tidemill.broker.controller_requests import DURING_DELETION, FULL_REQUEST, ControllerRequest
 from tidemill.broker.log_configs import log_config
 from tidemill.broker.metadata_cache import (
     BrokerImage,
@@ -39,6 +40,7 @@ from tidemill.coordination.nodes import (
     ControllerEpochNode,
     Endpoint,
 )
+from tidemill.coordination.topic_image import TopicKey
 from tidemill.coordination.topic_index import compute_traits_in_slices
 from tidemill.model.configs import BrokerConfig, all_unreadable
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
@@ -70,19 +72,11 @@ from tidemill.wire.messages.update_metadata import (
 
 logger = logging.getLogger("tidemill.broker")
 
-ControllerRequest = LeaderAndIsrRequest | StopReplicaRequest | UpdateMetadataRequest
-
-DURING_DELETION = -2
-"""The leader, and the leader epoch, of a topic that is being deleted."""
-FULL_REQUEST = 2
-"""The type of requests with the full state. Source: Apache Kafka, ``AbstractControlRequest.Type``."""
 UNKNOWN_CONNECTION = 0
 """The number of a connection that has no place in the order of connections."""
-TopicKey = tuple[str, bytes]
-"""A topic by name and id: a former topic of the same name had settings of its own."""
 
 
-class ControllerRequests:
+class ControllerRequestHandler:
     """Handles the requests of a controller in another broker."""
 
     def __init__(
@@ -109,7 +103,7 @@ class ControllerRequests:
         self._newest_connection = UNKNOWN_CONNECTION
         """The newest connection over which the controller of this epoch has sent requests."""
         self._settings: dict[TopicKey, Mapping[str, str]] = {}
-        """Settings of topics that are not in the image yet."""
+        """Settings of topics that are not in the image yet. A former topic of the same name had others."""
         self._loading: list[TopicKey] = []
         """The topics whose settings are being read from the store."""
 
@@ -290,7 +284,7 @@ class ControllerRequests:
             delta = Delta.between(
                 metadata.image, await self._image_after(metadata.image, request, time_slice)
             )
-            delta.deleted = tuple(_deleted_permanently(delta, request))
+            delta = delta._replace(deleted=tuple(_deleted_permanently(delta, request)))
             self._settings.clear()
             await metadata.publish(delta)
             self._applier.first_change_applied.set()

@@ -1,190 +1,144 @@
-"""Applies settings of topics, brokers and groups that were written to the store.
+"""The effective configuration of this broker, and the reconfiguration of its parts.
 
-Each change of settings creates a numbered notification below ``/config/changes``, and every broker then reads
-the settings that it names. A broker reads all settings after a gap in the numbers, an unreadable notification
-or a lost session: brokers must not disagree about the settings of a topic.
+The settings of the broker's file are overridden by those of the coordination store, which
+:mod:`tidemill.broker.dynamic_config_manager` reads.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
-from tidemill.broker.apply_leader_and_isr import LeaderAndIsrApplier
-from tidemill.broker.controller_request_handler import ControllerRequests
+from tidemill.broker.log_cleaner import LogCleaner
+from tidemill.broker.log_configs import changed_defaults, depends_on, log_config
 from tidemill.broker.metadata_cache import MetadataCache
-from tidemill.controller.controller import KafkaController
-from tidemill.controller.node_change_handlers import NodeChangeHandlers
-from tidemill.coordination.cluster_image_loader import group_names, load_settings
-from tidemill.coordination.coordination_store import Delete, Node, NoNode, Store, Watch
-from tidemill.coordination.encoding import NodeFormatError
-from tidemill.coordination.nodes import CONFIG_CHANGES, ConfigChangeNode, ConfigNode
-from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.coordination.cluster_image import ClusterImage, Delta
+from tidemill.log.log_manager import LogManager
+from tidemill.model.configs import BROKER_KEYS, MIN_INSYNC, BrokerConfig, brokers_while_unreadable
+from tidemill.model.errors import ConfigError
+from tidemill.model.event_loop_slices import TimeSlice
+from tidemill.model.system_interfaces import Clock
+from tidemill.replication.replica_manager import ReplicaManager
 
-logger = logging.getLogger("tidemill.broker")
-
-KINDS = ("topics", "brokers", "groups")
-NOTIFICATIONS_KEPT = 100
-"""The newest notifications. The controller deletes older ones."""
-
-Entity = tuple[str, str]
+logger = logging.getLogger(__name__)
 
 
 class DynamicBrokerConfig:
-    """Processes the notifications of changed settings."""
+    """Applies changed settings of the cluster image to this broker and to its topics."""
 
     def __init__(
         self,
+        static_config: BrokerConfig,
         node_id: int,
-        store: Store,
+        clock: Clock,
         metadata_cache: MetadataCache,
-        controller: KafkaController,
-        applier: LeaderAndIsrApplier,
-        requests: ControllerRequests,
+        log_manager: LogManager,
+        replica_manager: ReplicaManager,
+        log_cleaner: LogCleaner,
+        current_config: Callable[[], BrokerConfig],
+        set_config: Callable[[BrokerConfig], Awaitable[None]],
     ) -> None:
+        """``static_config`` is that of the file; ``set_config`` replaces the one of the broker."""
+        self._static_config = static_config
         self._node_id = node_id
-        self._store = store
+        self._clock = clock
         self._metadata_cache = metadata_cache
-        self._controller = controller
-        self._applier = applier
-        self._requests = requests
-        self._last_processed: int | None = None
-        self._change_handlers = NodeChangeHandlers(store, {CONFIG_CHANGES: self._process_notifications})
-        self._unreadable: dict[Entity, Watch | None] = {}
-        """The unreadable settings, watched until they are readable; None: not watched yet."""
+        self._log_manager = log_manager
+        self._replica_manager = replica_manager
+        self._log_cleaner = log_cleaner
+        self._current_config = current_config
+        self._set_config = set_config
 
-    def start(self) -> None:
-        """Starts to watch. Reads the settings that were written since this broker read the store."""
-        self._change_handlers.start()
-
-    def read_all(self) -> None:
-        """Reads all settings again, as notifications may have been missed."""
-        self._last_processed = None
-        self._change_handlers.schedule([CONFIG_CHANGES])
-
-    def watch_unreadable(self, kind: str, name: str) -> None:
-        """Watches settings that could not be read, and reads them again after they were written."""
-        self._unreadable.setdefault((kind, name), None)
-        self._change_handlers.schedule([CONFIG_CHANGES])
-
-    async def stop(self) -> None:
-        """Stops watching."""
-        await self._change_handlers.stopped()
-        for watch in self._unreadable.values():
-            if watch is not None:
-                watch.cancel()
-
-    async def _process_notifications(self) -> None:
-        store = self._store
-        notifications = {_number(name): name for name in await store.children(CONFIG_CHANGES)}
-        last = max(notifications, default=-1)
-        if self._last_processed is None or (notifications and min(notifications) > self._last_processed + 1):
-            entities = await self._all_entities()
-        else:
-            paths = [
-                f"{CONFIG_CHANGES}/{notifications[number]}"
-                for number in sorted(notifications)
-                if number > self._last_processed
-            ]
-            changed = [_entity_of(node) for node in await store.get_many(paths)]
-            entities = await self._all_entities() if None in changed else {}
-            entities |= dict.fromkeys(entity for entity in changed if entity is not None)
-        await self._watch_unreadable()
-        entities |= dict.fromkeys(self._unreadable)
-        await self._apply(await self._load([entity for entity in entities if entity[0] in KINDS]))
-        self._last_processed = last
-        if self._controller.is_active and len(notifications) > NOTIFICATIONS_KEPT:
-            await self._remove_notifications(
-                [notifications[number] for number in sorted(notifications)[:-NOTIFICATIONS_KEPT]]
+    async def image_changed(self, delta: Delta) -> None:
+        """Applies the changed settings of the broker, and then those of its topics."""
+        if delta.broker_configs_changed:
+            before = self._current_config()
+            config = effective_config(self._static_config, delta.image, self._node_id)
+            if delta.before.broker_configs != delta.image.broker_configs:
+                warn_overridden(self._static_config, delta.image, self._node_id)
+            await self._set_config(config)
+            self._log_manager.producer_expiration_ms = config.int("producer.id.expiration.ms")
+            move_rate = config.int("replica.alter.log.dirs.io.max.bytes.per.second")
+            self._replica_manager.mover.set_bytes_per_second(move_rate)
+            self._log_cleaner.reconfigured()
+            await self._reconfigure_topics(before)
+        for _, image in delta.reconfigured:
+            self._replica_manager.reconfigure(
+                image.name, log_config(self._current_config(), image.name, image.config)
             )
 
-    async def _load(self, entities: list[Entity]) -> dict[Entity, dict[str, str]]:
-        """Reads settings. Unreadable settings are logged and left out."""
-        store = self._store
-        try:
-            return await load_settings(store, entities)
-        except NodeFormatError:
-            settings: dict[Entity, dict[str, str]] = {}
-            for entity in entities:
-                try:
-                    settings |= await load_settings(store, [entity])
-                except NodeFormatError as problem:
-                    logger.error("the former settings stay in effect: %s", problem)
-                    if entity not in self._unreadable:
-                        self.watch_unreadable(*entity)
-            return settings
+    async def _reconfigure_topics(self, before: BrokerConfig) -> None:
+        """Applies changed broker defaults to the topics that do not override them, in slices.
 
-    async def _watch_unreadable(self) -> None:
-        for entity, watch in list(self._unreadable.items()):
-            if watch is None:
-                path = ConfigNode.path(*entity)
-                self._unreadable[entity] = await self._store.watch(
-                    path, lambda _: self._change_handlers.schedule([CONFIG_CHANGES])
+        Each topic receives the configuration that is valid when it is processed.
+        """
+        changed = changed_defaults(before, self._current_config())
+        if not changed:
+            return
+        time_slice = TimeSlice(self._clock)
+        for entry in list(self._replica_manager.topics.by_name.values()):
+            await time_slice.step()
+            image = self._metadata_cache.image.topics.get(entry.name)
+            if image is not None and depends_on(changed, image.config):
+                self._replica_manager.reconfigure(
+                    image.name, log_config(self._current_config(), image.name, image.config)
                 )
 
-    async def _all_entities(self) -> dict[Entity, None]:
-        image = self._metadata_cache.image
-        topics = (*image.topics, *self._requests.topics_without_metadata())
-        entities: dict[Entity, None] = {("topics", name): None for name in topics}
-        entities |= {("brokers", name): None for name in (*image.broker_configs, "<default>")}
-        # Only the store has the names of all groups with settings.
-        groups = (*image.group_configs, *await group_names(self._store))
-        entities |= {("groups", name): None for name in groups}
-        return entities | {("brokers", str(self._node_id)): None}
 
-    async def _apply(self, settings: Mapping[Entity, Mapping[str, str]]) -> None:
-        readable_again = {
-            entity: self._unreadable.pop(entity) for entity in settings if entity in self._unreadable
-        }
-        try:
-            await self._apply_settings(settings)
-        except BaseException:
-            # No notification names them: without the watch they would not be read again.
-            for entity, watch in readable_again.items():
-                self._unreadable[entity] = watch
-            raise
-        for watch in readable_again.values():
-            if watch is not None:
-                watch.cancel()
+def effective_config(config: BrokerConfig, image: ClusterImage, broker_id: int) -> BrokerConfig:
+    """Returns ``config`` with the dynamic settings of the image, for this broker and for all brokers.
 
-    async def _apply_settings(self, settings: Mapping[Entity, Mapping[str, str]]) -> None:
-        controller = self._controller
-        try:
-            await controller.context.apply_stored_settings(settings)
-        except KafkaError as problem:
-            if problem.code != ErrorCode.NOT_CONTROLLER:
-                raise
-            await self._requests.apply_settings(settings)
-            return
-        if self._applier.controller_epoch > controller.image.controller_epoch:
-            # This broker has applied requests of a later controller, and has ignored the change of this one.
-            await self._requests.apply_settings(settings)
+    Invalid settings are logged as errors and ignored, so that the broker starts and they can be corrected. An
+    invalid retention setting disables the deletion of records: the default may be shorter.
 
-    async def _remove_notifications(self, names: list[str]) -> None:
-        for name in names:
-            try:
-                await self._store.transact([Delete(f"{CONFIG_CHANGES}/{name}")])
-            except NoNode:
-                continue
-
-
-def _number(name: str) -> int:
-    digits = name.rpartition("_")[2]
-    return int(digits) if digits.isdigit() else -1
-
-
-def _entity_of(notification: Node | None) -> Entity | None:
-    """Returns the kind and name in a notification; None if it is unreadable or deleted."""
-    if notification is None:
-        return None
+    Source: Apache Kafka, ``DynamicBrokerConfig.scala``, which uses the defaults.
+    """
+    own = _valid_settings(image.broker_config(broker_id), f"broker {broker_id}")
+    shared = _valid_settings(image.default_broker_config(), "all brokers")
+    if config.store() == "zookeeper" and MIN_INSYNC in shared:
+        own.pop(MIN_INSYNC, None)
     try:
-        kind, _, name = ConfigChangeNode.decode(notification.data).partition("/")
-    except NodeFormatError as problem:
-        logger.error("all settings are read again: %s", problem)
-        return None
-    if kind in KINDS and (not name or "/" in name):  # Names of users and clients have more parts.
-        logger.error(
-            "all settings are read again: a notification of changed settings names %s/%s", kind, name
-        )
-        return None
-    return kind, ConfigNode.name(kind, name)
+        return config.with_overrides(own, shared)
+    except ConfigError as problem:
+        logger.error("the dynamic broker settings are ignored, as they contradict each other: %s", problem)
+        return config.with_overrides({}, {})
+
+
+def warn_overridden(config: BrokerConfig, image: ClusterImage, broker_id: int) -> None:
+    """Logs a warning if the cluster overrides the ``min.insync.replicas`` of this broker.
+
+    Controller and leaders must use the same value: see docs/decisions/eligible-leader-replicas.md.
+    """
+    shared = image.default_broker_config().get(MIN_INSYNC)
+    if config.store() != "zookeeper" or shared is None:
+        return
+    in_file = config.int(MIN_INSYNC)
+    for text, where in (
+        (str(in_file) if config.is_set(MIN_INSYNC) else None, "in its file"),
+        (image.broker_config(broker_id).get(MIN_INSYNC), f"in the store, for broker {broker_id} alone"),
+    ):
+        if text is not None and text != shared:
+            logger.warning(
+                "%s=%s %s is overridden by the value of the cluster, %s: change it with "
+                "'tidemill broker alter default --set %s=%s'",
+                MIN_INSYNC,
+                text,
+                where,
+                shared,
+                MIN_INSYNC,
+                text,
+            )
+
+
+def _valid_settings(settings: Mapping[str, str], whose: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    fallbacks: dict[str, str] = {}
+    for name, text in settings.items():
+        try:
+            if name in BROKER_KEYS:
+                BROKER_KEYS[name].parse(text)
+            found[name] = text
+        except ConfigError as problem:
+            logger.error("an invalid setting of %s in the coordination store is ignored: %s", whose, problem)
+            fallbacks |= brokers_while_unreadable(name)
+    return found | fallbacks

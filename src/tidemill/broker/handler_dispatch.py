@@ -145,7 +145,7 @@ class HandlerDispatch(ApiRequestHandler):
 
         Each broker has loggers of its own.
         """
-        if self.broker.controller.is_active or self.broker.controller_channel is None:
+        if self.broker.controller.is_active or self.broker.cluster is None:
             return False
         if isinstance(
             request,
@@ -158,10 +158,12 @@ class HandlerDispatch(ApiRequestHandler):
         self, api: HandledApi, context: RequestContext, request: Struct, data: bytes
     ) -> Struct | bytes:
         """Returns the controller's response, or without one this broker's, which contains the error."""
-        channel = self.broker.controller_channel
+        cluster = self.broker.cluster
         response = None
-        if channel is not None:
-            response = await channel.forward(bytes(data), context.principal, context.client_address)
+        if cluster is not None:
+            response = await cluster.controller_channel.forward(
+                bytes(data), context.principal, context.client_address
+            )
         if response is not None:
             return SIZE.pack(len(response)) + response
         return await response_of(api.handle(self.broker, context, request))

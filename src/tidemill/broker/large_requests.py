@@ -11,23 +11,19 @@ Handlers iterate over all lists of a client with :meth:`RequestSlices.over`.
 from __future__ import annotations
 
 import asyncio
-import functools
-import gc
 import heapq
-import types
 from collections import deque
 from collections.abc import (
     AsyncIterator,
     Awaitable,
-    Callable,
-    Coroutine,
     Generator,
     Hashable,
     Iterable,
     Iterator,
 )
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, TypeVar
 
+from tidemill.broker.gc_pause import GcPause
 from tidemill.model.event_loop_slices import ITEMS_PER_SLICE, run_in_slices, slices_of
 from tidemill.net.memory_pool import MemoryAccount, MemoryHolder, MemoryPool
 
@@ -37,13 +33,9 @@ REQUEST_SLICE_S: Final = 0.002
 CLOCK_READS_MIN: Final = 16
 """The fewest checks of the clock in a slice: a process that has waited for a processor is not slow."""
 
-GC_PAUSE_S_MAX: Final = 60.0
-"""The longest time without garbage collection: a JoinGroup may wait for minutes."""
-
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
-Parameters = ParamSpec("Parameters")
 
 
 class ResponseMemory(MemoryHolder):
@@ -67,9 +59,7 @@ class LargeRequestQueue:
         self._current: RequestSlices | None = None
         self._large: set[RequestSlices] = set()
         """The requests that have entered the queue and have no response yet."""
-        self._had_gc = False
-        """Whether garbage collection was enabled before the first of them."""
-        self._gc_timer: asyncio.TimerHandle | None = None
+        self._gc_pause = GcPause()
         self._waiting: deque[tuple[RequestSlices, asyncio.Future[None]]] = deque()
 
     async def enter(self, slices: RequestSlices) -> None:
@@ -101,31 +91,15 @@ class LargeRequestQueue:
     def _hold(self, slices: RequestSlices) -> None:
         self._current = slices
         if not self._large:
-            # The garbage collector would repeatedly scan hundreds of thousands of objects without cycles,
-            # also while the request waits: they exist until its response is sent.
-            self._had_gc = gc.isenabled()
-            gc.disable()
-            self._gc_timer = asyncio.get_running_loop().call_later(GC_PAUSE_S_MAX, self._enable_gc)
+            self._gc_pause.begin()
         self._large.add(slices)
-
-    def _enable_gc(self) -> None:
-        if not self._had_gc:
-            return
-        # The remaining new objects, for example new topics, are permanent. They become old objects without a
-        # scan, which would take a tenth of a second for hundreds of thousands. Their number is unknown: the
-        # interpreter subtracts freed objects from the count of new ones.
-        gc.freeze()
-        gc.unfreeze()
-        gc.enable()
 
     def end(self, slices: RequestSlices) -> None:
         """Removes a request whose response was sent."""
         self.leave(slices)
         self._large.discard(slices)
-        if not self._large and self._gc_timer is not None:
-            self._gc_timer.cancel()
-            self._gc_timer = None
-            self._enable_gc()
+        if not self._large:
+            self._gc_pause.end()
 
     def leave(self, slices: RequestSlices) -> None:
         """Makes the next request the current one, if ``slices`` was."""
@@ -252,51 +226,3 @@ class RequestSlices:
         self._is_in_queue = False
         if self._queue is not None:
             self._queue.end(self)
-
-
-def start_at_once(
-    handle: Callable[Parameters, Coroutine[object, object, Result]],
-) -> Callable[Parameters, Result | Coroutine[object, object, Result]]:
-    """Decorates a handler so that its first slice runs at once, without a task.
-
-    The decorated handler returns the response if the first slice completes it, otherwise a coroutine for it.
-    The handler may await only :class:`RequestSlices` and futures.
-    """
-
-    @functools.wraps(handle)
-    def begin(
-        *arguments: Parameters.args, **options: Parameters.kwargs
-    ) -> Result | Coroutine[object, object, Result]:
-        work = handle(*arguments, **options)
-        try:
-            first = work.send(None)
-        except StopIteration as done:
-            result: Result = done.value
-            return result
-        return _continue(work, first)
-
-    return begin
-
-
-async def _continue(work: Coroutine[object, object, Result], awaited: object) -> Result:
-    return await _resumed(work, awaited)
-
-
-@types.coroutine
-def _resumed(work: Coroutine[object, object, Result], awaited: object) -> Generator[object, object, Result]:
-    """Continues a coroutine that was started and waits for ``awaited``."""
-    while True:
-        try:
-            sent = yield awaited
-        except GeneratorExit:
-            work.close()
-            raise
-        except BaseException as problem:  # noqa: BLE001 - passed to the coroutine
-            step = functools.partial(work.throw, problem)
-        else:
-            step = functools.partial(work.send, sent)
-        try:
-            awaited = step()
-        except StopIteration as done:
-            result: Result = done.value
-            return result

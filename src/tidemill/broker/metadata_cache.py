@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from tidemill.coordination.cluster_image import BrokerImage, ClusterImage, Delta
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
-from tidemill.model.configs import BROKER_KEYS, MIN_INSYNC, BrokerConfig, brokers_while_unreadable
-from tidemill.model.errors import ConfigError, KafkaError
+from tidemill.model.errors import KafkaError
 
 __all__ = ["BrokerImage", "ClusterImage", "Delta", "MetadataCache", "PartitionImage", "TopicImage"]
 
@@ -57,17 +56,18 @@ class MetadataCache:
 
         :meth:`publish` calls the listeners one after the other, in the order of registration, after it has
         replaced the image. The response to CreateTopics waits for all of them. An exception of a listener is
-        a failure of all topics of the change; :meth:`Delta.fail` reports the failure of a single topic.
+        a failure of all topics of the change.
         """
         self._listeners.append(listener)
 
-    async def publish(self, delta: Delta) -> None:
-        """Replaces the image by ``delta.image``, and calls the listeners."""
+    async def publish(self, delta: Delta) -> dict[str, KafkaError]:
+        """Replaces the image by ``delta.image``, and calls the listeners. Returns the failures by topic."""
         living = delta.image.brokers
         self.departed |= {one: known for one, known in self.image.brokers.items() if one not in living}
         for broker_id in [one for one in self.departed if one in living]:
             del self.departed[broker_id]
         self.image = delta.image
+        failures: dict[str, KafkaError] = {}
         for listener in self._listeners:
             try:
                 outcome = listener(delta)
@@ -79,65 +79,7 @@ class MetadataCache:
                     error if isinstance(error, KafkaError) else KafkaError(f"{type(error).__name__}: {error}")
                 )
                 for topic in (*delta.created, *delta.deleted):
-                    delta.fail(topic.name, failure)
+                    failures.setdefault(topic.name, failure)
                 for _, topic in (*delta.changed, *delta.reconfigured):
-                    delta.fail(topic.name, failure)
-
-
-def effective_config(config: BrokerConfig, image: ClusterImage, broker_id: int) -> BrokerConfig:
-    """Returns ``config`` with the dynamic settings of the image, for this broker and for all brokers.
-
-    Invalid settings are logged as errors and ignored, so that the broker starts and they can be corrected. An
-    invalid retention setting disables the deletion of records: the default may be shorter.
-
-    Source: Apache Kafka, ``DynamicBrokerConfig.scala``, which uses the defaults.
-    """
-    own = _valid_settings(image.broker_config(broker_id), f"broker {broker_id}")
-    shared = _valid_settings(image.default_broker_config(), "all brokers")
-    if config.store() == "zookeeper" and MIN_INSYNC in shared:
-        own.pop(MIN_INSYNC, None)
-    try:
-        return config.with_overrides(own, shared)
-    except ConfigError as problem:
-        logger.error("the dynamic broker settings are ignored, as they contradict each other: %s", problem)
-        return config.with_overrides({}, {})
-
-
-def warn_overridden(config: BrokerConfig, image: ClusterImage, broker_id: int) -> None:
-    """Logs a warning if the cluster overrides the ``min.insync.replicas`` of this broker.
-
-    Controller and leaders must use the same value: see docs/decisions/eligible-leader-replicas.md.
-    """
-    shared = image.default_broker_config().get(MIN_INSYNC)
-    if config.store() != "zookeeper" or shared is None:
-        return
-    in_file = config.int(MIN_INSYNC)
-    for text, where in (
-        (str(in_file) if config.is_set(MIN_INSYNC) else None, "in its file"),
-        (image.broker_config(broker_id).get(MIN_INSYNC), f"in the store, for broker {broker_id} alone"),
-    ):
-        if text is not None and text != shared:
-            logger.warning(
-                "%s=%s %s is overridden by the value of the cluster, %s: change it with "
-                "'tidemill broker alter default --set %s=%s'",
-                MIN_INSYNC,
-                text,
-                where,
-                shared,
-                MIN_INSYNC,
-                text,
-            )
-
-
-def _valid_settings(settings: Mapping[str, str], whose: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    fallbacks: dict[str, str] = {}
-    for name, text in settings.items():
-        try:
-            if name in BROKER_KEYS:
-                BROKER_KEYS[name].parse(text)
-            found[name] = text
-        except ConfigError as problem:
-            logger.error("an invalid setting of %s in the coordination store is ignored: %s", whose, problem)
-            fallbacks |= brokers_while_unreadable(name)
-    return found | fallbacks
+                    failures.setdefault(topic.name, failure)
+        return failures

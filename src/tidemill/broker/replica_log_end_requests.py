@@ -27,7 +27,7 @@ RETRY_S = 0.1
 Ends = dict[TopicPartition, dict[int, LogEnd]]
 
 
-class LogEndRequests:
+class ReplicaLogEndRequests:
     """Requests log ends from the brokers with replicas, including this one."""
 
     def __init__(

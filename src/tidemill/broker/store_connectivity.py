@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from tidemill.coordination.registration_listener import RegistrationListener
 from tidemill.model.system_interfaces import Clock
 
 DISCONNECTED_MS_MIN = 1
 """The value right after a disconnection, because 0 means that the broker is connected."""
 
 
-class StoreConnectivity:
+class StoreConnectivity(RegistrationListener):
     """Updated by the events of the session. ``/healthz``, the metrics and DescribeCluster read it."""
 
     def __init__(self, clock: Clock) -> None:
@@ -27,17 +28,17 @@ class StoreConnectivity:
             return 0
         return max(DISCONNECTED_MS_MIN, int(self._clock.monotonic_ms()) - since_ms)
 
-    def on_disconnected(self) -> None:
+    def store_disconnected(self) -> None:
         """The store does not respond."""
         if self._disconnected_since_ms is None:
             self._disconnected_since_ms = int(self._clock.monotonic_ms())
             self.disconnections += 1
 
-    def on_session_expired(self) -> None:
+    def session_expired(self) -> None:
         """The session has expired."""
         self.expirations += 1
-        self.on_disconnected()
+        self.store_disconnected()
 
-    def on_reconnected(self) -> None:
+    def store_reconnected(self) -> None:
         """The store responds again."""
         self._disconnected_since_ms = None

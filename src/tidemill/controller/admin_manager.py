@@ -6,7 +6,6 @@ acknowledged once it is written and this broker has applied it. The other broker
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -28,7 +27,7 @@ from tidemill.controller.election_settings import (
     plan_min_insync_change,
 )
 from tidemill.controller.reassignment_requests import ReassignmentRequests
-from tidemill.controller.topic_batches import Outcome, run_in_parts
+from tidemill.controller.topic_batches import Outcome, Part, run_in_parts
 from tidemill.controller.topic_deletion import TopicDeletions, plan_without_broker_in_slices
 from tidemill.controller.topic_names import UsedTopicNames
 from tidemill.controller.topics import (
@@ -46,6 +45,7 @@ from tidemill.controller.topics import (
     removal,
     replacing_old_settings,
 )
+from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.cluster_image import SETTINGS, Delta
 from tidemill.coordination.coordination_store import (
     BadVersion,
@@ -153,7 +153,7 @@ class AdminManager:
     ) -> list[Outcome]:
         """Applies one plan per item. ``planner`` is called while no other change is in progress."""
 
-        async def some(part: Sequence[Creation]) -> tuple[list[Outcome], list[asyncio.Future[None]]]:
+        async def some(part: Sequence[Creation]) -> Part:
             names = [item.name for item in part]
             async with self.context.change_lock():
                 plan = planner()
@@ -182,15 +182,13 @@ class AdminManager:
             topic = self.context.image.topics.get(name)
             return max(len(topic.partitions), 1) if topic is not None else 1
 
-        async def some(part: Sequence[str]) -> tuple[list[Outcome], list[asyncio.Future[None]]]:
+        async def some(part: Sequence[str]) -> Part:
             async with self.context.change_lock():
                 return await self._delete_topics(part, ids, are_marked)
 
         return await run_in_parts(list(names), weight_of, str, some)
 
-    async def _delete_topics(
-        self, names: Sequence[str], ids: Mapping[str, bytes], are_marked: bool
-    ) -> tuple[list[Outcome], list[asyncio.Future[None]]]:
+    async def _delete_topics(self, names: Sequence[str], ids: Mapping[str, bytes], are_marked: bool) -> Part:
         if not self.context.config().bool("delete.topic.enable"):
             raise KafkaError(
                 "topics cannot be deleted: delete.topic.enable is false",
@@ -215,9 +213,9 @@ class AdminManager:
             return outcomes, []
         deleting = {**before.deleting, **{topic.name: topic for topic in gone}}
         image = before.with_topics(removed=[topic.name for topic in gone], deleting=deleting)
-        delta = await self._delete(Delta(before, image, deleted=gone))
+        announcement = await self._delete(Delta(before, image, deleted=gone))
         await self._reassignments.clean_up_node()
-        return [_with_failure(outcome, delta) for outcome in outcomes], delta.others
+        return [_with_failure(outcome, announcement) for outcome in outcomes], announcement.others
 
     async def finish_deletions(self) -> None:
         """Continues deletions that are in progress, for example those of a former controller."""
@@ -225,14 +223,15 @@ class AdminManager:
         if topics:
             await self._delete(Delta(self.context.image, self.context.image, deleted=topics))
 
-    async def _delete(self, delta: Delta) -> Delta:
+    async def _delete(self, delta: Delta) -> Announcement:
         for topic in delta.deleted:
             self._deletions.begin(topic)
-        await self.context.apply_delta(delta)
-        done = [(topic.name, topic.topic_id) for topic in delta.deleted if topic.name not in delta.failures]
+        announcement = await self.context.apply_delta(delta)
+        failures = announcement.failures
+        done = [(topic.name, topic.topic_id) for topic in delta.deleted if topic.name not in failures]
         await self._confirm_deletion(self.context.election.broker_id, done)
         self._deletions.log_waits([topic.name for topic in delta.deleted], self.context.image.brokers)
-        return delta
+        return announcement
 
     async def replicas_deleted(self, broker_id: int, topics: Iterable[tuple[str, bytes]]) -> None:
         """Records that a broker has deleted its replicas of these topics, given by name and id.
@@ -261,7 +260,7 @@ class AdminManager:
         registered, or registers again before the write; NOT_CONTROLLER; StoreError.
         """
         async with self.context.change_lock():
-            await self.context.refresh_brokers()
+            await self.context.parts.refresh_brokers()
             if broker_id in self.context.image.brokers:
                 raise KafkaError(f"broker {broker_id} is live. Stop it first.", ErrorCode.INVALID_REQUEST)
             if await self.context.store.exists(BrokerNode.path(broker_id)):
@@ -393,13 +392,13 @@ class AdminManager:
         if plan.group is not None:
             image = image.with_group_config(plan.group, plan.settings)
         delta = Delta.between(before, image)
-        await self.context.apply_delta(delta)
+        announcement = await self.context.apply_delta(delta)
         try:
             await self.context.elect_leaderless(delta)
         except StoreError as problem:
             logger.warning("could not elect leaders after a settings change, will retry: %s", problem)
-            self.context.on_leaderless()
-        for failure in delta.failures.values():
+            self.context.parts.on_leaderless()
+        for failure in announcement.failures.values():
             raise failure
 
     def _elr_changes(self, plan: ConfigPlan) -> list[Plan]:
@@ -413,9 +412,7 @@ class AdminManager:
             return plan_default_min_insync_change(image, image.default_broker_config(), plan.settings)
         return []
 
-    async def _write_plans(
-        self, names: list[str], decided: list[Plan | KafkaError]
-    ) -> tuple[list[Outcome], list[asyncio.Future[None]]]:
+    async def _write_plans(self, names: list[str], decided: list[Plan | KafkaError]) -> Part:
         plans = [item for item in decided if isinstance(item, Plan)]
         written = iter(await self._write_each(plans))
         outcomes = []
@@ -429,9 +426,8 @@ class AdminManager:
         if not done:
             return outcomes, []
         before = self.context.image
-        delta = Delta.between(before, before.with_topics(done))
-        await self.context.apply_delta(delta)
-        return [_with_failure(outcome, delta) for outcome in outcomes], delta.others
+        announcement = await self.context.apply_delta(Delta.between(before, before.with_topics(done)))
+        return [_with_failure(outcome, announcement) for outcome in outcomes], announcement.others
 
     async def _write_each(self, plans: Sequence[Plan]) -> list[KafkaError | None]:
         """Writes each of ``plans``. Returns an error or None for each."""
@@ -530,8 +526,8 @@ def _validated(name: str, item: Plan | KafkaError) -> Outcome:
     return Outcome(name, error=item) if isinstance(item, KafkaError) else Outcome(name, item.topic)
 
 
-def _with_failure(outcome: Outcome, delta: Delta) -> Outcome:
-    failure = delta.failures.get(outcome.name)
+def _with_failure(outcome: Outcome, announcement: Announcement) -> Outcome:
+    failure = announcement.failures.get(outcome.name)
     return outcome if failure is None or outcome.error is not None else outcome._replace(error=failure)
 
 

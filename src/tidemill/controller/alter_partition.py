@@ -1,22 +1,37 @@
-"""Validates and plans the in-sync replica sets that leaders request.
+"""Validates, plans and writes the in-sync replica sets that leaders request.
 
 Each member is named with the broker epoch of the fetches by which the leader judged it. A replica whose
 broker has registered again since then, possibly with an empty disk, has another epoch. It is rejected until
 it has fetched again.
 
-This module has no I/O; see :mod:`tidemill.controller.topics`. Source: KIP-497, KIP-841, KIP-903
+Planning has no I/O; see :mod:`tidemill.controller.topics`. Source: KIP-497, KIP-841, KIP-903
 (AlterPartition).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
-from tidemill.controller.leader_election import ElectionPolicy, next_state
+from tidemill.controller.controller_context import ControllerContext
+from tidemill.controller.failover import Failover
+from tidemill.controller.leader_election import (
+    CHANGES_PER_SLICE,
+    ElectionPolicy,
+    PolicyOf,
+    next_state,
+    write_state,
+)
+from tidemill.controller.topics import Plan, unknown_topic
 from tidemill.coordination.cluster_image import ClusterImage
+from tidemill.coordination.coordination_store import BadVersion, Operation
 from tidemill.coordination.topic_image import PartitionImage
+from tidemill.coordination.topic_index import compute_traits_in_slices
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.event_loop_slices import run_in_slices
+
+logger = logging.getLogger(__name__)
 
 ANY_EPOCH = -1
 """The epoch of a member that has not fetched from this leader yet, or of a version without broker epochs."""
@@ -145,3 +160,83 @@ def _check_members(number: int, partition: PartitionImage, isr: list[int]) -> No
         wrong = f"is not a subset of the replicas {partition.replicas}"
     if wrong:
         raise KafkaError(f"partition {number}: the ISR {isr} {wrong}", ErrorCode.INVALID_REQUEST)
+
+
+class _IsrChanges:
+    """ISR changes of several partitions, planned one by one and written together."""
+
+    def __init__(self, image: ClusterImage, stopping: frozenset[int], policy_of: PolicyOf) -> None:
+        self._image = image
+        self._policy_of = policy_of
+        self._stopping = stopping
+        self._partitions: dict[bytes, list[PartitionImage]] = {}
+        self._operations: dict[bytes, list[Operation]] = {}
+
+    def plan_in_slices(
+        self, requested: Sequence[AlterPartitionItem]
+    ) -> Generator[None, None, list[PartitionImage | KafkaError]]:
+        """The new states of the partitions, or their errors. Pauses between many partitions."""
+        results: list[PartitionImage | KafkaError] = []
+        for number, item in enumerate(requested, 1):
+            try:
+                results.append(self._plan(item))
+            except KafkaError as error:
+                results.append(error.as_result())
+            if number % CHANGES_PER_SLICE == 0:
+                yield
+        return results
+
+    def _plan(self, requested: AlterPartitionItem) -> PartitionImage:
+        """The new state of the partition. Raises KafkaError as :func:`plan_isr_change` does."""
+        topic = self._image.topics_by_id.get(requested.topic_id)
+        if topic is None or topic.partition(requested.partition) is None:
+            raise unknown_topic(requested.topic_id.hex() if topic is None else topic.name)
+        partitions = self._partitions.get(requested.topic_id)
+        if partitions is None:
+            partitions = self._partitions[requested.topic_id] = list(topic.partitions)
+        old = partitions[requested.partition]
+        policy = self._policy_of(topic)
+        new = plan_isr_change(self._image, topic.name, old, requested, policy, self._stopping)
+        if new is not old:
+            partitions[requested.partition] = new
+            operations = self._operations.setdefault(requested.topic_id, [])
+            operations += write_state(topic.name, old, new, self._image.controller_epoch)
+        return new
+
+    def plans(self) -> Generator[None, None, list[Plan]]:
+        """The plans to write. Pauses for topics with many partitions."""
+        plans = []
+        for topic_id, operations in self._operations.items():
+            topic = self._image.topics_by_id[topic_id]
+            renewed = topic.with_partitions(self._partitions[topic_id])
+            yield from compute_traits_in_slices(renewed)
+            plans.append(Plan(renewed, operations))
+        return plans
+
+
+async def alter_partitions(
+    context: ControllerContext, failover: Failover, requested: Sequence[AlterPartitionItem]
+) -> list[PartitionImage | KafkaError]:
+    """Writes the ISRs that leaders request. Returns the new state, or the error, of each partition.
+
+    Raises NOT_CONTROLLER.
+    """
+    lost = {broker for broker, registration in context.image.brokers.items() if not registration.lost.is_none}
+    if any(member.broker_id in lost for item in requested for member in item.isr):
+        # These brokers remove the report from their registrations after the controller has handled it.
+        await failover.brokers_changed()
+    async with context.change_lock():
+        topics = dict.fromkeys(context.image.topics_by_id.get(item.topic_id) for item in requested)
+        await context.apply_stored_min_insync(topic.name for topic in topics if topic is not None)
+        changes = _IsrChanges(context.image, context.stopping(), context.policies.of)
+        results = await run_in_slices(changes.plan_in_slices(requested))
+        context.election.check_active()  # This broker may have been replaced during a pause.
+        try:
+            await context.write_and_announce(await run_in_slices(changes.plans()))
+            await context.parts.complete_reassignments()
+        except BadVersion as problem:
+            context.election.check_active()
+            # Another client has written a state, for instance an administrator.
+            logger.warning("ISR changes could not be written: %s", problem)
+            return [KafkaError(f"{problem}. Try again.", ErrorCode.INVALID_UPDATE_VERSION)] * len(requested)
+    return results

@@ -6,11 +6,12 @@ Every broker has a controller; one of them is active, by its :class:`ControllerE
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 from tidemill.controller.admin_manager import AdminManager
-from tidemill.controller.controller_context import Announce, ControllerContext
+from tidemill.controller.alter_partition import AlterPartitionItem, alter_partitions
+from tidemill.controller.controller_context import Announce, ControllerContext, ControllerParts
 from tidemill.controller.controller_election import ControllerElection
 from tidemill.controller.failover import Failover
 from tidemill.controller.leader_election_requests import LeaderElectionRequests
@@ -18,11 +19,13 @@ from tidemill.controller.reassignment_requests import ReassignmentRequests
 from tidemill.controller.unclean_recovery import RequestLogEnds, UncleanRecovery
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.coordination_store import Store
+from tidemill.coordination.topic_image import PartitionImage
 from tidemill.model.configs import BrokerConfig
+from tidemill.model.errors import KafkaError
 from tidemill.model.system_interfaces import Clock
 
 
-class KafkaController:
+class KafkaController(ControllerParts):
     """The controller of this broker, active or not."""
 
     def __init__(
@@ -43,6 +46,7 @@ class KafkaController:
         self.election = ControllerElection(store, broker_id, clock)
         self.context = ControllerContext(
             store,
+            self,
             self.election,
             config,
             announce,
@@ -56,10 +60,6 @@ class KafkaController:
         self.leader_elections = LeaderElectionRequests(self.context, self.recovery)
         self.admin_manager = AdminManager(self.context, self.reassignments)
         self.failover = Failover(self.context)
-        self.context.on_leaderless = self.recovery.begin
-        self.context.refresh_brokers = self.failover.refresh_brokers
-        self.context.complete_reassignments = self.reassignments.finish
-        self.context.finish_deletions = self.admin_manager.finish_deletions
 
     @property
     def image(self) -> ClusterImage:
@@ -70,3 +70,25 @@ class KafkaController:
     def is_active(self) -> bool:
         """Whether this broker is the active controller, in its own state; the store may have another."""
         return self.election.is_active
+
+    async def alter_partitions(
+        self, requested: Sequence[AlterPartitionItem]
+    ) -> list[PartitionImage | KafkaError]:
+        """Writes the ISRs that leaders request; see :func:`alter_partitions`. Raises NOT_CONTROLLER."""
+        return await alter_partitions(self.context, self.failover, requested)
+
+    def on_leaderless(self) -> None:
+        """Begins to recover partitions without a leader."""
+        self.recovery.begin()
+
+    async def refresh_brokers(self) -> None:
+        """Reads the registrations, and elects leaders."""
+        await self.failover.refresh_brokers()
+
+    async def complete_reassignments(self) -> None:
+        """Completes the reassignments whose new replicas are in sync."""
+        await self.reassignments.finish()
+
+    async def finish_deletions(self) -> None:
+        """Continues the topic deletions that a controller began."""
+        await self.admin_manager.finish_deletions()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from random import Random
 from typing import TypeVar
@@ -36,6 +37,7 @@ from tidemill.controller.lost_replica_reports import reported_losses
 from tidemill.controller.reassignment import find_completed_in_slices
 from tidemill.controller.stored_min_insync_replicas import read_stored_min_insync
 from tidemill.controller.topics import Plan
+from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.cluster_image import (
     GROUP_SETTINGS,
     REGISTRATION,
@@ -90,7 +92,30 @@ ATTEMPTS = 5
 """The attempts of a change that conflicts with writes of other clients."""
 
 Result = TypeVar("Result")
-Announce = Callable[[Delta], Awaitable[None]]
+Announce = Callable[[Delta], Awaitable[Announcement]]
+
+
+class ControllerParts(ABC):
+    """The operations of the controller's parts that a change requires of each other.
+
+    All but :meth:`on_leaderless` are called within :meth:`ControllerContext.change_lock`.
+    """
+
+    @abstractmethod
+    def on_leaderless(self) -> None:
+        """A change left partitions without a leader, which recovery may have to elect."""
+
+    @abstractmethod
+    async def refresh_brokers(self) -> None:
+        """Applies the registrations that were added, changed or removed."""
+
+    @abstractmethod
+    async def complete_reassignments(self) -> None:
+        """Completes the reassignments whose new replicas are in sync."""
+
+    @abstractmethod
+    async def finish_deletions(self) -> None:
+        """Continues the topic deletions that a controller began."""
 
 
 class ControllerContext:
@@ -99,6 +124,7 @@ class ControllerContext:
     def __init__(
         self,
         store: Store,
+        parts: ControllerParts,
         election: ControllerElection,
         config: Callable[[], BrokerConfig],
         announce: Announce,
@@ -110,14 +136,15 @@ class ControllerContext:
     ) -> None:
         """``config`` returns the current configuration; ``announce`` sends a change to the brokers.
 
-        ``announce`` returns when this broker has applied the change. :attr:`Delta.others` tracks the other
-        brokers. ``known_image`` returns the image of this broker while another broker is the controller.
-        ``with_settings`` adds the dynamic settings of an image to a configuration.
+        ``announce`` returns when this broker has applied the change. :attr:`Announcement.others` tracks the
+        other brokers. ``known_image`` returns the image of this broker while another broker is the
+        controller. ``with_settings`` adds the dynamic settings of an image to a configuration.
 
         ``schedule_broker_refresh`` schedules a read of the registrations. It is called when a reassignment
         could not be completed, or a write failed or was cancelled: the next change reads the store first.
         """
         self.store = store
+        self.parts = parts
         self.election = election
         self.config = config
         self.policies = ElectionPolicies(lambda: self.config(), lambda: self._image, with_settings)
@@ -136,15 +163,6 @@ class ControllerContext:
         self.schedule_broker_refresh = schedule_broker_refresh
         self._former_ids: dict[str, bytes] = {}
         """Ids of unreadable topics, as known before."""
-        # The parts of the controller. KafkaController sets them; there is no default.
-        self.on_leaderless: Callable[[], None]
-        """Called after a change that leaves partitions without a leader, which recovery may have to elect."""
-        self.complete_reassignments: Callable[[], Awaitable[object]]
-        """Completes, within :meth:`change_lock`, the reassignments whose new replicas are in sync."""
-        self.finish_deletions: Callable[[], Awaitable[None]]
-        """Continues, within :meth:`change_lock`, the topic deletions that a controller began."""
-        self.refresh_brokers: Callable[[], Awaitable[None]]
-        """Applies, within :meth:`change_lock`, the registrations that were added or removed."""
         self._is_stale = False
         """A write failed or was cancelled: the store may differ from the image."""
         self._is_refresh_due = False
@@ -261,12 +279,11 @@ class ControllerContext:
         run_at_once(self._log_effects_in_slices(Delta.between(before, self._image), losses))
         self.election.notify_elected()
         delta = Delta.between(ClusterImage(), self._image)
-        delta.broker_configs_changed = True
-        await self._announce(delta)
+        await self._announce(delta._replace(broker_configs_changed=True))
         self.election.check_active()
         self.leaderless_report.begin(is_cluster_start=not known.brokers)
-        await self.complete_reassignments()
-        await self.finish_deletions()
+        await self.parts.complete_reassignments()
+        await self.parts.finish_deletions()
 
     def note_stopping(self, broker_id: int) -> None:
         """Marks a broker as shutting down. It is elected for nothing until it registers again."""
@@ -304,7 +321,7 @@ class ControllerContext:
                     await self._reload()
                     self.election.check_active()  # This broker may have been replaced meanwhile.
                 if self._is_refresh_due:
-                    await self.refresh_brokers()
+                    await self.parts.refresh_brokers()
                     self.election.check_active()
                     self._is_refresh_due = False
             except OperationError as problem:
@@ -348,9 +365,9 @@ class ControllerContext:
             await self.write(plans)
             await self._ensure_min_insync()
             delta = Delta.between(before, self._image)
-            delta.deleted = tuple(filter(self._is_deleted, delta.deleted))
+            delta = delta._replace(deleted=tuple(filter(self._is_deleted, delta.deleted)))
             await self._announce(delta)
-            await self.finish_deletions()
+            await self.parts.finish_deletions()
         except BaseException:
             # Some brokers have not received the whole change.
             self._image, self._is_stale = before, True
@@ -428,7 +445,7 @@ class ControllerContext:
         losses: Losses = NO_LOSSES,
         ends: LogEnds = NO_LOG_ENDS,
         written: Callable[[], None] | None = None,
-    ) -> Delta | None:
+    ) -> Announcement | None:
         """Writes ``plans``, applies them to ``image`` (default: the current one) and announces the
         difference.
 
@@ -444,14 +461,14 @@ class ControllerContext:
         except BaseException:
             self._image = before  # Some may be written: the store is read again before the next change.
             raise
-        delta = Delta.between(before, self._image) if self._image is not before else None
-        if delta is not None:
-            await self._announce(delta)
+        announcement = None
+        if self._image is not before:
+            announcement = await self._announce(Delta.between(before, self._image))
         if written is not None:
             written()
-        if delta is not None:
-            await self._log_and_recover(delta, losses, ends)
-        return delta
+        if announcement is not None:
+            await self._log_and_recover(announcement.delta, losses, ends)
+        return announcement
 
     async def _log_and_recover(
         self, delta: Delta, losses: Losses = NO_LOSSES, ends: LogEnds = NO_LOG_ENDS
@@ -460,15 +477,15 @@ class ControllerContext:
         await run_in_slices(self._log_effects_in_slices(delta, losses, ends))
         await run_in_slices(self.leaderless_report.record_in_slices(delta))
         if self._image.topic_index.leaderless:
-            self.on_leaderless()
+            self.parts.on_leaderless()
 
-    async def apply_delta(self, delta: Delta) -> None:
+    async def apply_delta(self, delta: Delta) -> Announcement:
         """Replaces the image with ``delta.image``, which the store has, and announces the difference.
 
         To be called within :meth:`change_lock`.
         """
         self._image = delta.image
-        await self._announce(delta)
+        return await self._announce(delta)
 
     def mark_stale(self) -> None:
         """Records that the store may differ from the image: the next change reads it first."""
@@ -507,7 +524,7 @@ class ControllerContext:
                 if delta is not None:
                     await self.elect_leaderless(delta)
             except StoreError:
-                self.on_leaderless()  # A retry finds the settings unchanged, and would elect no leader.
+                self.parts.on_leaderless()  # A retry finds the settings unchanged, and would elect no leader.
                 raise
 
     async def _apply_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> Delta | None:
@@ -553,7 +570,8 @@ class ControllerContext:
         try:
             await self._apply_settings(settings)
         finally:
-            self.on_leaderless()  # Other settings may have changed at the same time, and allow an election.
+            # Other settings may have changed at the same time, and allow an election.
+            self.parts.on_leaderless()
         return True
 
     async def elect_leaderless(self, delta: Delta) -> None:
@@ -564,7 +582,7 @@ class ControllerContext:
         reconfigured = delta.reconfigured
         names = [new.name for old, new in reconfigured if old.config.get(UNCLEAN) != new.config.get(UNCLEAN)]
         if names or delta.broker_configs_changed:
-            await self.refresh_brokers()
+            await self.parts.refresh_brokers()
             touched = [self._image.topics[name] for name in names if name in self._image.topics]
             leaderless = [self._image.topics[name] for name in self._image.topic_index.leaderless]
             topics = leaderless if delta.broker_configs_changed else touched
@@ -572,7 +590,7 @@ class ControllerContext:
                 self._image, policy_of=self.policies.of, stopping=self.stopping(), topics=topics
             )
             if await self.write_and_announce(plans) is None and leaderless:
-                self.on_leaderless()
+                self.parts.on_leaderless()
 
     async def _ensure_min_insync(self) -> None:
         """Sets the cluster's ``min.insync.replicas`` to the value of this broker, if the cluster has none."""
@@ -699,15 +717,9 @@ def _consequence_text(kind: str, name: str) -> str:
     return f"Until then broker settings ({name}) have their defaults, and no segment is deleted by age."
 
 
-async def wait_for(delta: Delta | None) -> None:
-    """Waits for the other brokers to apply a change, at most :data:`OTHERS_S`."""
-    if delta is not None:
-        await wait_for_others(delta.others)
-
-
-async def wait_for_all(deltas: Iterable[Delta | None]) -> None:
+async def wait_for_all(announcements: Iterable[Announcement | None]) -> None:
     """Waits for the other brokers to apply the changes of one command, at most :data:`OTHERS_S`."""
-    await wait_for_others([other for delta in deltas if delta is not None for other in delta.others])
+    await wait_for_others([other for one in announcements if one is not None for other in one.others])
 
 
 async def wait_for_others(others: Sequence[asyncio.Future[None]]) -> None:

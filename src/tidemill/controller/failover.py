@@ -1,4 +1,4 @@
-"""Handles broker registration, broker failure and AlterPartition.
+"""Elects leaders when brokers register or fail.
 
 A broker is live while the store has its registration, unless the controller has found it dead before its
 session expired: a broker that refuses connections leads no partition.
@@ -10,28 +10,20 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 
-from tidemill.controller.alter_partition import AlterPartitionItem, plan_isr_change
 from tidemill.controller.broker_change_log import log_broker_changes
 from tidemill.controller.controller_context import ControllerContext
 from tidemill.controller.leader_election import (
-    CHANGES_PER_SLICE,
-    PolicyOf,
     plan_broker_change_in_slices,
     plan_failed_replicas_in_slices,
     plan_served_replicas_in_slices,
-    write_state,
 )
 from tidemill.controller.lost_replica_reports import reported_losses
-from tidemill.controller.topics import Plan, unknown_topic
-from tidemill.coordination.cluster_image import REGISTRATION, BrokerImage, ClusterImage
+from tidemill.controller.topics import Plan
+from tidemill.coordination.cluster_image import REGISTRATION, BrokerImage
 from tidemill.coordination.cluster_image_loader import load_brokers
-from tidemill.coordination.coordination_store import BadVersion, Operation
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import Endpoint
-from tidemill.coordination.topic_image import PartitionImage
-from tidemill.coordination.topic_index import compute_traits_in_slices
-from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.event_loop_slices import run_in_slices
 
 logger = logging.getLogger(__name__)
@@ -64,17 +56,19 @@ class Failover:
         return self._dead.pop(broker_id, None) is not None
 
     async def brokers_changed(self) -> None:
-        """Compares the live brokers with the image, and elects leaders.
+        """Calls :meth:`refresh_brokers`, then completes reassignments.
 
-        Also completes reassignments: the store may have been unavailable when the last replica joined the
-        ISR. Raises StoreError, NOT_CONTROLLER.
+        The store may have been unavailable when the last replica joined the ISR. Raises StoreError,
+        NOT_CONTROLLER.
         """
         async with self._context.change_lock():
             await self.refresh_brokers()
-            await self._context.complete_reassignments()
+            await self._context.parts.complete_reassignments()
 
     async def refresh_brokers(self) -> None:
-        """Same as :meth:`brokers_changed`. To be called within :meth:`ControllerContext.change_lock`.
+        """Reads the registrations, and elects leaders for brokers that came, went or changed.
+
+        To be called within :meth:`ControllerContext.change_lock`.
 
         Every other election calls it first: a broker that was restarted since the last read may have lost
         records.
@@ -128,8 +122,8 @@ class Failover:
         context.election.check_active()  # This broker may have been replaced during a pause.
         await context.write_and_announce(plans, image, losses=losses)
         if came:  # Before the reassignments, which may fail: the next read finds no new registration.
-            await context.finish_deletions()
-        await context.complete_reassignments()
+            await context.parts.finish_deletions()
+        await context.parts.complete_reassignments()
 
     async def replicas_failed(
         self, broker_id: int, failed: Sequence[tuple[bytes, int]], *, broker_epoch: int
@@ -203,36 +197,6 @@ class Failover:
         # If it has registered again, its replicas are online until it reports them.
         return _epoch(self._context.image.brokers, broker_id) == known
 
-    async def alter_isr(self, requested: Sequence[AlterPartitionItem]) -> list[PartitionImage | KafkaError]:
-        """Writes the ISRs that leaders request. Returns the new state, or the error, of each partition.
-
-        Raises NOT_CONTROLLER.
-        """
-        context = self._context
-        lost = {
-            broker for broker, registration in context.image.brokers.items() if not registration.lost.is_none
-        }
-        if any(member.broker_id in lost for item in requested for member in item.isr):
-            # These brokers remove the report from their registrations after the controller has handled it.
-            await self.brokers_changed()
-        async with context.change_lock():
-            topics = dict.fromkeys(context.image.topics_by_id.get(item.topic_id) for item in requested)
-            await context.apply_stored_min_insync(topic.name for topic in topics if topic is not None)
-            changes = _IsrChanges(context.image, context.stopping(), context.policies.of)
-            results = await run_in_slices(changes.plan_in_slices(requested))
-            context.election.check_active()  # This broker may have been replaced during a pause.
-            try:
-                await context.write_and_announce(await run_in_slices(changes.plans()))
-                await context.complete_reassignments()
-            except BadVersion as problem:
-                context.election.check_active()
-                # Another client has written a state, for instance an administrator.
-                logger.warning("ISR changes could not be written: %s", problem)
-                return [KafkaError(f"{problem}. Try again.", ErrorCode.INVALID_UPDATE_VERSION)] * len(
-                    requested
-                )
-        return results
-
 
 def _mutable_part(broker: BrokerImage) -> tuple[Mapping[str, Endpoint], LostReplicas]:
     """The parts of a registration that a broker may change while it is registered."""
@@ -242,55 +206,3 @@ def _mutable_part(broker: BrokerImage) -> tuple[Mapping[str, Endpoint], LostRepl
 def _epoch(brokers: Mapping[int, BrokerImage], broker: int) -> int | None:
     known = brokers.get(broker)
     return known.epoch if known is not None else None
-
-
-class _IsrChanges:
-    """ISR changes of several partitions, planned one by one and written together."""
-
-    def __init__(self, image: ClusterImage, stopping: frozenset[int], policy_of: PolicyOf) -> None:
-        self._image = image
-        self._policy_of = policy_of
-        self._stopping = stopping
-        self._partitions: dict[bytes, list[PartitionImage]] = {}
-        self._operations: dict[bytes, list[Operation]] = {}
-
-    def plan_in_slices(
-        self, requested: Sequence[AlterPartitionItem]
-    ) -> Generator[None, None, list[PartitionImage | KafkaError]]:
-        """The new states of the partitions, or their errors. Pauses between many partitions."""
-        results: list[PartitionImage | KafkaError] = []
-        for number, item in enumerate(requested, 1):
-            try:
-                results.append(self._plan(item))
-            except KafkaError as error:
-                results.append(error.as_result())
-            if number % CHANGES_PER_SLICE == 0:
-                yield
-        return results
-
-    def _plan(self, requested: AlterPartitionItem) -> PartitionImage:
-        """The new state of the partition. Raises KafkaError as :func:`plan_isr_change` does."""
-        topic = self._image.topics_by_id.get(requested.topic_id)
-        if topic is None or topic.partition(requested.partition) is None:
-            raise unknown_topic(requested.topic_id.hex() if topic is None else topic.name)
-        partitions = self._partitions.get(requested.topic_id)
-        if partitions is None:
-            partitions = self._partitions[requested.topic_id] = list(topic.partitions)
-        old = partitions[requested.partition]
-        policy = self._policy_of(topic)
-        new = plan_isr_change(self._image, topic.name, old, requested, policy, self._stopping)
-        if new is not old:
-            partitions[requested.partition] = new
-            operations = self._operations.setdefault(requested.topic_id, [])
-            operations += write_state(topic.name, old, new, self._image.controller_epoch)
-        return new
-
-    def plans(self) -> Generator[None, None, list[Plan]]:
-        """The plans to write. Pauses for topics with many partitions."""
-        plans = []
-        for topic_id, operations in self._operations.items():
-            topic = self._image.topics_by_id[topic_id]
-            renewed = topic.with_partitions(self._partitions[topic_id])
-            yield from compute_traits_in_slices(renewed)
-            plans.append(Plan(renewed, operations))
-        return plans

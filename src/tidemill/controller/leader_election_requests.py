@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from tidemill.controller.controlled_shutdown import ANY_EPOCH, check_stopping, plan_shutdown_in_slices
-from tidemill.controller.controller_context import ControllerContext, admin_log, wait_for, wait_for_all
+from tidemill.controller.controller_context import ControllerContext, admin_log, wait_for_all
 from tidemill.controller.preferred_leader_election import (
     ElectionType,
     every_partition,
@@ -17,7 +17,7 @@ from tidemill.controller.preferred_leader_election import (
 )
 from tidemill.controller.topic_batches import PARTITIONS_A_PART
 from tidemill.controller.unclean_recovery import NO_REQUEST, ReceivedLogEnds, UncleanRecovery
-from tidemill.coordination.cluster_image import Delta
+from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.coordination_store import BadVersion, Delete, NoNode, StoreError
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.nodes import PartitionListNode
@@ -61,7 +61,7 @@ class LeaderElectionRequests:
         context.election.check_active()
         is_unclean = election_type == ElectionType.UNCLEAN
         results: dict[TopicPartition, KafkaError | None] = {}
-        deltas = []
+        announcements = []
         are_named = requested is not None
         for rounds_left in reversed(range(LOG_END_ROUNDS_MAX)):
             received = await self._recovery.log_ends_of(requested) if is_unclean else NO_REQUEST
@@ -75,15 +75,15 @@ class LeaderElectionRequests:
                     are_named=are_named,
                     may_ask_again=is_unclean and rounds_left > 0,
                 )
-                found, unasked, delta = await context.retry_on_conflict(elect_some)
+                found, unasked, announcement = await context.retry_on_conflict(elect_some)
                 results.update(found)
                 again |= unasked
-                deltas.append(delta)
+                announcements.append(announcement)
                 await asyncio.sleep(0)
             if not again:
                 break
             requested = again
-        await wait_for_all(deltas)
+        await wait_for_all(announcements)
         return results
 
     def _parts(self, requested: Mapping[TopicPartition, None] | None) -> Iterator[Sequence[TopicPartition]]:
@@ -106,10 +106,10 @@ class LeaderElectionRequests:
         *,
         are_named: bool,
         may_ask_again: bool,
-    ) -> tuple[dict[TopicPartition, KafkaError | None], dict[TopicPartition, None], Delta | None]:
+    ) -> tuple[dict[TopicPartition, KafkaError | None], dict[TopicPartition, None], Announcement | None]:
         """Returns the results, the partitions whose log ends have to be requested again, and the change."""
         context = self._context
-        await context.refresh_brokers()
+        await context.parts.refresh_brokers()
         again = dict.fromkeys(
             self._recovery.incomplete(received, requested, is_unclean=True) if may_ask_again else ()
         )
@@ -131,8 +131,8 @@ class LeaderElectionRequests:
             )
             if before is not after
         ]
-        delta = await context.write_and_announce(decisions.plans, ends=ends)
-        return {**dict.fromkeys(elected), **decisions.errors}, again, delta
+        announcement = await context.write_and_announce(decisions.plans, ends=ends)
+        return {**dict.fromkeys(elected), **decisions.errors}, again, announcement
 
     async def run_requested_elections(self) -> None:
         """Runs the elections in /admin/preferred_replica_election, and removes the node.
@@ -175,8 +175,8 @@ class LeaderElectionRequests:
         """
         context = self._context
 
-        async def plan_and_write() -> tuple[list[TopicPartition], Delta | None]:
-            await context.refresh_brokers()
+        async def plan_and_write() -> tuple[list[TopicPartition], Announcement | None]:
+            await context.parts.refresh_brokers()
             check_stopping(context.image, broker, broker_epoch=broker_epoch)
             context.note_stopping(broker)
             plans, remaining = await run_in_slices(
@@ -185,9 +185,9 @@ class LeaderElectionRequests:
             context.election.check_active()  # This broker may have been replaced during a pause.
             return remaining, await context.write_and_announce(plans)
 
-        remaining, delta = await context.retry_on_conflict(plan_and_write)
+        remaining, announcement = await context.retry_on_conflict(plan_and_write)
         logger.info("broker %d is shutting down and still leads %d partitions", broker, len(remaining))
-        await wait_for(delta)
+        await wait_for_all([announcement])
         return remaining
 
     async def elect_imbalanced(self) -> int:
@@ -197,8 +197,8 @@ class LeaderElectionRequests:
         """
         context = self._context
 
-        async def plan_and_write() -> tuple[int, Delta | None]:
-            await context.refresh_brokers()
+        async def plan_and_write() -> tuple[int, Announcement | None]:
+            await context.parts.refresh_brokers()
             percentage = context.config().int("leader.imbalance.per.broker.percentage")
             requested = imbalanced_partitions(context.image, percentage, context.stopping())
             decisions = plan_elections(
@@ -206,8 +206,8 @@ class LeaderElectionRequests:
             )
             return len(requested), await context.write_and_announce(decisions.plans)
 
-        count, delta = await context.retry_on_conflict(plan_and_write)
-        await wait_for(delta)
+        count, announcement = await context.retry_on_conflict(plan_and_write)
+        await wait_for_all([announcement])
         return count
 
     def _controller_changed(self, is_ours: bool) -> None:

@@ -19,7 +19,7 @@ from tidemill.controller.reassignment import (
 )
 from tidemill.controller.topic_batches import PARTITIONS_A_PART
 from tidemill.controller.topics import Plan
-from tidemill.coordination.cluster_image import Delta
+from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.coordination_store import BadVersion, Node, NoNode, StoreError
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.nodes import ReassignmentNode
@@ -58,15 +58,15 @@ class ReassignmentRequests:
         reassignments that were started before the error continue.
         """
         errors: dict[TopicPartition, KafkaError] = {}
-        deltas = []
+        announcements = []
         for some in slices_of(list(requested), PARTITIONS_A_PART) or [()]:
-            refused, delta = await self._change(
+            refused, announcement = await self._change(
                 {key: requested[key] for key in some}, factor_may_change, accepted
             )
             errors.update(refused)
-            deltas.append(delta)
+            announcements.append(announcement)
             await asyncio.sleep(0)
-        await wait_for_all(deltas)
+        await wait_for_all(announcements)
         return errors
 
     async def _change(
@@ -75,12 +75,12 @@ class ReassignmentRequests:
         factor_may_change: bool,
         accepted: Callable[[Reassignments], None] | None,
         node: Node | None = None,
-    ) -> tuple[dict[TopicPartition, KafkaError], Delta | None]:
+    ) -> tuple[dict[TopicPartition, KafkaError], Announcement | None]:
         """``node``: the administrator's node that holds these reassignments."""
         context = self._context
 
-        async def plan_and_write() -> tuple[Decisions, Delta | None]:
-            await context.refresh_brokers()
+        async def plan_and_write() -> tuple[Decisions, Announcement | None]:
+            await context.parts.refresh_brokers()
             if node is not None and await context.store.get(ReassignmentNode.path) != node:
                 # The node has changed, for instance because a client cancelled one: it is handled again.
                 return Decisions([], {}), None
@@ -93,14 +93,14 @@ class ReassignmentRequests:
             )
             applied = {key: target for key, target in requested.items() if key not in decisions.errors}
             written = None if accepted is None else functools.partial(accepted, applied)
-            delta = await context.write_and_announce(decisions.plans, written=written)
+            announcement = await context.write_and_announce(decisions.plans, written=written)
             if node is not None:
                 self._applied = dict(requested)
             await self.clean_up_node()
-            return decisions, delta
+            return decisions, announcement
 
-        decisions, delta = await context.retry_on_conflict(plan_and_write)
-        return decisions.errors, delta
+        decisions, announcement = await context.retry_on_conflict(plan_and_write)
+        return decisions.errors, announcement
 
     def in_progress(
         self, partitions: Iterable[TopicPartition] | None = None
@@ -109,27 +109,27 @@ class ReassignmentRequests:
         self._context.election.check_active()
         return in_progress(self._context.image, partitions)
 
-    async def finish(self) -> Delta | None:
+    async def finish(self) -> Announcement | None:
         """Completes reassignments. To be called within :meth:`ControllerContext.change_lock`, after other
         changes.
 
         If the store is unavailable, this is called again after the next read of the registrations.
         """
         try:
-            delta = await self._finish()
+            announcement = await self._finish()
         except StoreError:
             self._context.schedule_broker_refresh()
             raise
         if self._is_cleanup_due:
             await self.clean_up_node()
-        return delta
+        return announcement
 
-    async def _finish(self) -> Delta | None:
+    async def _finish(self) -> Announcement | None:
         context = self._context
         if not self._planned():
             return None
         # A remaining replica may have restarted without its data: check before the others are removed.
-        await context.refresh_brokers()
+        await context.parts.refresh_brokers()
         plans = self._planned()
         if not plans:
             return None
@@ -160,8 +160,8 @@ class ReassignmentRequests:
             for line in in_lines(f"{key} to {target}" for key, target in accepted.items() if key in fresh):
                 admin_log.info("reassignments started by %s: %s", ReassignmentNode.path, line)
 
-        errors, delta = await self._change(requested, True, note, node)
-        await wait_for_all([delta])
+        errors, announcement = await self._change(requested, True, note, node)
+        await wait_for_all([announcement])
         for partition, error in errors.items():
             logger.warning(
                 "the reassignment of %s requested by an administrator is rejected: %s", partition, error

@@ -33,8 +33,8 @@ class Outcome(NamedTuple):
 
 
 Item = TypeVar("Item")
-Part = tuple[list[Outcome], list[asyncio.Future[None]]]
-"""Outcomes, and the other brokers that apply the part (see :attr:`Delta.others`)."""
+Part = tuple[list[Outcome], Sequence[asyncio.Future[None]]]
+"""Outcomes, and the other brokers that apply the part (see :attr:`Announcement.others`)."""
 
 
 async def run_in_parts(

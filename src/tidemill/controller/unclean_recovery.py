@@ -140,7 +140,7 @@ class UncleanRecovery:
         received = await self._request_log_ends(requested)
         async with context.change_lock():
             # Brokers may have stopped or restarted meanwhile, and reported losses.
-            await context.refresh_brokers()
+            await context.parts.refresh_brokers()
             # The log ends of the skipped partitions are requested again, from all candidates.
             incomplete = set(self.incomplete(received, received.ends))
             ends = {key: ends for key, ends in received.ends.items() if key not in incomplete}

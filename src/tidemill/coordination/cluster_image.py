@@ -5,8 +5,8 @@ Images are immutable: a change creates a new image, which shares the unchanged p
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.nodes import (
@@ -17,7 +17,6 @@ from tidemill.coordination.nodes import (
 )
 from tidemill.coordination.topic_image import NO_BROKER, PartitionImage, TopicImage
 from tidemill.coordination.topic_index import TopicIndex
-from tidemill.model.errors import KafkaError
 from tidemill.model.types import ZERO_ID
 
 Entity = tuple[str, str]
@@ -292,48 +291,18 @@ def _with_group(
     return changed
 
 
-class Delta:
-    """The differences between an image and its predecessor.
+class Delta(NamedTuple):
+    """The differences between an image and its predecessor."""
 
-    A component that cannot apply a change (create a log, say) reports that with :meth:`fail`; the client that
-    requested the change gets that error.
-    """
-
-    __slots__ = (
-        "before",
-        "broker_configs_changed",
-        "changed",
-        "created",
-        "deleted",
-        "failures",
-        "image",
-        "others",
-        "reconfigured",
-    )
-
-    def __init__(
-        self,
-        before: ClusterImage,
-        image: ClusterImage,
-        *,
-        created: Iterable[TopicImage] = (),
-        changed: Iterable[tuple[TopicImage, TopicImage]] = (),
-        reconfigured: Iterable[tuple[TopicImage, TopicImage]] = (),
-        deleted: Iterable[TopicImage] = (),
-        broker_configs_changed: bool = False,
-    ) -> None:
-        self.before = before
-        self.image = image
-        self.created = tuple(created)
-        self.changed = tuple(changed)
-        """Topics whose partitions differ (in number or state): old, new."""
-        self.reconfigured = tuple(reconfigured)
-        """Topics whose own settings differ: old, new."""
-        self.deleted = tuple(deleted)
-        self.broker_configs_changed = broker_configs_changed
-        self.failures: dict[str, KafkaError] = {}
-        self.others: list[asyncio.Future[None]] = []
-        """A future per other broker that was notified of the change: done once that broker has applied it."""
+    before: ClusterImage
+    image: ClusterImage
+    created: Sequence[TopicImage] = ()
+    changed: Sequence[tuple[TopicImage, TopicImage]] = ()
+    """Topics whose partitions differ (in number or state): old, new."""
+    reconfigured: Sequence[tuple[TopicImage, TopicImage]] = ()
+    """Topics whose own settings differ: old, new."""
+    deleted: Sequence[TopicImage] = ()
+    broker_configs_changed: bool = False
 
     @classmethod
     def between(cls, before: ClusterImage, image: ClusterImage) -> Delta:
@@ -359,16 +328,12 @@ class Delta:
         return cls(
             before,
             image,
-            created=created,
-            changed=changed,
-            reconfigured=reconfigured,
-            deleted=[*replaced, *gone],
+            tuple(created),
+            tuple(changed),
+            tuple(reconfigured),
+            (*replaced, *gone),
             broker_configs_changed=before.broker_configs != image.broker_configs,
         )
-
-    def fail(self, topic: str, error: KafkaError) -> None:
-        """Records that this broker could not apply the change to ``topic``."""
-        self.failures.setdefault(topic, error)
 
 
 def partition_state(partition: PartitionImage, controller_epoch: int) -> LeaderIsrAndControllerEpoch:

@@ -140,12 +140,11 @@ async def group_names(store: Store) -> list[str]:
 
 
 async def _load_group_configs(store: Store, unreadable: Unreadable) -> dict[str, dict[str, str]]:
-    names = await group_names(store)
-    paths = [ConfigNode.path("groups", name) for name in names]
     configs = {}
-    for name, path, node in zip(names, paths, await store.get_many(paths), strict=True):
+    groups = [("groups", name) for name in await group_names(store)]
+    for (_, name), path, data in await _config_nodes(store, groups):
         try:
-            settings = ConfigNode.decode(path, node.data) if node is not None else {}
+            settings = ConfigNode.decode(path, data)
         except NodeFormatError as problem:
             unreadable[name] = problem
         else:
@@ -158,29 +157,34 @@ async def load_settings(
     store: Store, entities: Iterable[tuple[str, str]]
 ) -> dict[tuple[str, str], dict[str, str]]:
     """Returns the settings of these entities, by kind and name; empty for entities without a node."""
-    entities = list(entities)
-    paths = [ConfigNode.path(kind, name) for kind, name in entities]
-    nodes = await store.get_many(paths) if paths else []
-    return {
-        entity: ConfigNode.decode(path, node.data) if node is not None else {}
-        for entity, path, node in zip(entities, paths, nodes, strict=True)
-    }
+    nodes = await _config_nodes(store, entities)
+    return {entity: ConfigNode.decode(path, data) for entity, path, data in nodes}
 
 
 async def read_settings(
     store: Store, entities: Iterable[tuple[str, str]]
 ) -> dict[tuple[str, str], dict[str, str]]:
     """As :func:`load_settings`, without the entities that cannot be read."""
-    entities = list(entities)
-    paths = [ConfigNode.path(kind, name) for kind, name in entities]
-    nodes = await store.get_many(paths) if paths else []
     found = {}
-    for entity, path, node in zip(entities, paths, nodes, strict=True):
+    for entity, path, data in await _config_nodes(store, entities):
         try:
-            found[entity] = ConfigNode.decode(path, node.data) if node is not None else {}
+            found[entity] = ConfigNode.decode(path, data)
         except NodeFormatError as problem:
             logger.debug("the previous settings are kept: %s", problem)
     return found
+
+
+async def _config_nodes(
+    store: Store, entities: Iterable[tuple[str, str]]
+) -> list[tuple[tuple[str, str], str, bytes]]:
+    """Returns the entities with the path and the data of their nodes; the data is empty without a node."""
+    entities = list(entities)
+    paths = [ConfigNode.path(kind, name) for kind, name in entities]
+    nodes = await store.get_many(paths) if paths else []
+    return [
+        (entity, path, node.data if node is not None else b"")
+        for entity, path, node in zip(entities, paths, nodes, strict=True)
+    ]
 
 
 async def load_topics(store: Store, names: list[str], unreadable: Unreadable) -> dict[str, TopicImage]:

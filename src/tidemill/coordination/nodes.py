@@ -19,18 +19,23 @@ path                                   life  data                               
 /log_dir_event_notification/..._N      stays {"broker":1,"event":1}                                   1
 /latest_producer_id_block              stays broker, block_start and block_end as strings             1
 /consumers/G/offsets/T/P               stays a decimal number                                         -
+/tidemill/distrusted_directories/N     stays {"version":1,"directories":["id"]}                        1
+/tidemill/directory_starts/N           stays {"version":1,"directories":{"id":1}}                      1
 ====================================== ===== ======================================================= =========
 
 All JSON is UTF-8. Source: the nodes that Kafka 3.9 writes to ZooKeeper (``kafka.zk.ZkData``). Readers ignore
-unknown fields and understand older versions, so that Kafka and Tidemill can read each other's clusters.
+unknown fields and understand older versions, so that Kafka and Tidemill can read each other's clusters. Kafka
+has no nodes below ``/tidemill``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+import re
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
+from tidemill.coordination.coordination_store import check_path
 from tidemill.coordination.encoding import (
     NodeFormatError,
     check_version,
@@ -541,6 +546,121 @@ class ProducerIdBlockNode:
             return ProducerIdBlock(int(value["broker"]), int(value["block_start"]), int(value["block_end"]))
         except (KeyError, TypeError, ValueError) as error:
             raise NodeFormatError(PRODUCER_ID_BLOCK, data, repr(error)) from None
+
+
+OFFSETS = "offsets"
+_DECIMAL = re.compile(rb"[+-]?[0-9]{1,19}")
+_PARTITION = re.compile(r"0|[1-9][0-9]{0,9}")
+_NO_NAME = re.compile("[/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]")
+"""The path separator, and the characters that ZooKeeper allows in no path."""
+_OFFSET_MAX = 2**63 - 1
+
+
+class GroupPartition(NamedTuple):
+    """A consumer group and a partition with a committed offset."""
+
+    group: str
+    partition: TopicPartition
+
+
+class ConsumerOffsetNode:
+    """/consumers/G/offsets/T/P: the offset of the next record that the group reads, as in Kafka 0.8 to 3.9.
+
+    OffsetCommit and OffsetFetch version 0 use these nodes, and consumers of that time write and read them
+    directly. The metadata of a commit is not stored. Source: ``ConsumerOffset`` in ``kafka.zk.ZkData``,
+    ``ZKGroupTopicDirs`` of Kafka 0.8.2.
+    """
+
+    @staticmethod
+    def parent(group: str, topic: str) -> str:
+        """Returns the parent path of the offsets of one topic."""
+        return f"{CONSUMERS}/{group}/{OFFSETS}/{topic}"
+
+    @classmethod
+    def path(cls, group: str, partition: TopicPartition) -> str:
+        """Returns the path of the offset of one partition."""
+        return f"{cls.parent(group, partition.topic)}/{partition.partition}"
+
+    @staticmethod
+    def named(path: str) -> GroupPartition | None:
+        """Returns the group and partition of an offset's path; None for a path of another kind."""
+        parts = path.split("/")
+        if len(parts) != 6 or f"/{parts[1]}" != CONSUMERS or parts[3] != OFFSETS:
+            return None
+        if _PARTITION.fullmatch(parts[5]) is None:
+            return None
+        return GroupPartition(parts[2], TopicPartition(parts[4], int(parts[5])))
+
+    @staticmethod
+    def encode(offset: int) -> bytes:
+        """Encodes the offset."""
+        return b"%d" % offset
+
+    @staticmethod
+    def decode(path: str, data: bytes) -> int:
+        """Returns the offset. Raises NodeFormatError for data that Java's ``Long.parseLong`` refuses."""
+        if _DECIMAL.fullmatch(data) is None or not -_OFFSET_MAX - 1 <= int(data) <= _OFFSET_MAX:
+            raise NodeFormatError(path, data, "it is not an offset")
+        return int(data)
+
+
+def is_group_name(name: str) -> bool:
+    """Whether the group's nodes below /consumers can exist, and are those of no other group."""
+    try:
+        check_path(f"{CONSUMERS}/{name}")
+    except ValueError:
+        return False
+    return _NO_NAME.search(name) is None
+
+
+class DistrustedNode:
+    """/tidemill/distrusted_directories/N: the directories of broker N in which a sync failed.
+
+    See :mod:`tidemill.log.failed_sync_marks`.
+    """
+
+    @staticmethod
+    def path(broker_id: int) -> str:
+        """Returns the path of a broker's node."""
+        return f"/tidemill/distrusted_directories/{broker_id}"
+
+    @staticmethod
+    def encode(ids: Iterable[str]) -> bytes:
+        """Encodes version 1: the ids of the directories, as in ``meta.properties``."""
+        return write_json({"version": 1, "directories": sorted(ids)})
+
+    @staticmethod
+    def decode(path: str, data: bytes) -> frozenset[str]:
+        """Returns the ids. Raises NodeFormatError."""
+        ids = read_json(path, data).get("directories")
+        if not isinstance(ids, list) or not all(isinstance(identifier, str) for identifier in ids):
+            raise NodeFormatError(path, data, "directories is not a list of ids")
+        return frozenset(ids)
+
+
+class DirectoryStartsNode:
+    """/tidemill/directory_starts/N: for each directory of broker N, the number of its last start with it.
+
+    See :mod:`tidemill.server.directory_starts`.
+    """
+
+    @staticmethod
+    def path(broker_id: int) -> str:
+        """Returns the path of a broker's node."""
+        return f"/tidemill/directory_starts/{broker_id}"
+
+    @staticmethod
+    def encode(starts: Mapping[str, int]) -> bytes:
+        """Encodes version 1: the number by the id of each directory, as in ``meta.properties``."""
+        return write_json({"version": 1, "directories": dict(sorted(starts.items()))})
+
+    @staticmethod
+    def decode(path: str, data: bytes) -> dict[str, int]:
+        """Returns the numbers by id. Raises NodeFormatError."""
+        found = read_json(path, data).get("directories")
+        if not isinstance(found, dict) or not all(type(start) is int for start in found.values()):
+            raise NodeFormatError(path, data, "directories does not map ids to numbers")
+        return {str(identifier): start for identifier, start in found.items()}
 
 
 def _integer(path: str, data: bytes, value: Mapping[str, Any], field: str) -> int:

@@ -17,6 +17,8 @@ INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, "__transaction_state", "__share_grou
 """Topics that the brokers use internally."""
 
 NO_BROKER = -1
+TopicKey = tuple[str, bytes]
+"""The name and the id of a topic: several topics may have the same name, one after the other."""
 
 
 class Traits(NamedTuple):
@@ -164,6 +166,13 @@ class TopicImage:
     def partition(self, number: int) -> PartitionImage | None:
         """Returns the partition of that number, or None."""
         return self.partitions[number] if 0 <= number < len(self.partitions) else None
+
+    def changed_partitions(self, before: TopicImage) -> list[PartitionImage]:
+        """Returns the partitions that ``before`` does not have, or that have another state there."""
+        known = before.partitions
+        return [
+            one for place, one in enumerate(self.partitions) if place >= len(known) or one is not known[place]
+        ]
 
     def assignment(self) -> TopicAssignment:
         """The contents of the topic's node."""

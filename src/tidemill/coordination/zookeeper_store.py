@@ -28,7 +28,6 @@ from tidemill.coordination.coordination_store import (
     Operation,
     Result,
     SessionListener,
-    SessionState,
     SetData,
     Store,
     StoreError,
@@ -65,6 +64,7 @@ from tidemill.coordination.zookeeper_errors import (
     read_error,
 )
 from tidemill.coordination.zookeeper_link import REQUEST_BYTES_MAX, Link
+from tidemill.coordination.zookeeper_session import CLOSE, CONNECT, EXPIRE, LOSE, RESUME, Session
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 from tidemill.coordination.zookeeper_watches import Watches
 
@@ -91,14 +91,9 @@ class ZooKeeperStore(Store):
         self._loop = asyncio.get_running_loop()
         self._link = Link(settings, self._loop, self._handle_notice)
         self._calls = Calls(self._loop, self._link.put, self._link.send, settings.in_flight_max)
-        self._watches = Watches(self._calls, self._full)
+        self._session = Session()
+        self._watches = Watches(self._calls, self._session, self._full)
         self._session_id = 0
-        self._connected = False
-        self._usable = False
-        """Whether calls are accepted: connected, and all watches set."""
-        self._is_open = False
-        self._closed = False
-        self._reported_state = SessionState.SUSPENDED
         self._trouble = "no connection yet"
         self._refused = ""
         self._opening: asyncio.Future[None] | None = None
@@ -126,8 +121,8 @@ class ZooKeeperStore(Store):
         return store
 
     async def _begin_session(self) -> None:
-        while True:
-            if not self._connected:
+        while not self._session.is_usable:
+            if not self._session.is_connected:
                 self._opening = self._loop.create_future()
                 await self._opening
             try:
@@ -140,10 +135,9 @@ class ZooKeeperStore(Store):
                 continue
             except zk.ZookeeperError as error:
                 raise StoreError(f"ZooKeeper at {self._settings.hosts}: {explain(error)}") from None
-            self._is_open = self._usable = self._watches.delivering = True
-            self._trouble = CONNECTION_LOST
-            self._reported_state = SessionState.CONNECTED
-            return
+            # The connection may be lost after the last response.
+            if self._session.is_connected:
+                self._resume()
 
     def _no_response_text(self) -> str:
         return (
@@ -267,9 +261,9 @@ class ZooKeeperStore(Store):
         return full[len(self._settings.chroot) :] or "/"
 
     def _check_usable(self) -> None:
-        if self._closed:
+        if self._session.is_closed:
             raise StoreUnavailable("this session with ZooKeeper is closed")
-        if not self._usable:
+        if not self._session.is_usable:
             raise StoreUnavailable(
                 f"ZooKeeper at {self._settings.hosts} does not respond ({self._trouble}); it is retried"
             )
@@ -284,30 +278,31 @@ class ZooKeeperStore(Store):
             # The caller translates errors of a node.
             is_plain = isinstance(value, zk.ZookeeperError) and not is_loss(value)
             self._calls.failed(subject, value if is_plain else call_error(value))
-        elif self._closed:
+        elif self._session.is_closed:
             return
         elif kind == EVENT:
             self._watches.event(self._own(subject), *value)
         elif kind == CONNECTED:
             self._session_started(subject)
         elif kind in (SUSPENDED, EXPIRED):
-            self._connection_lost(is_expired=kind == EXPIRED)
+            # Fails all calls, those in flight and those that wait.
+            self._calls.drop(lambda: lost_error(kind == EXPIRED))
+            self._change_state(EXPIRE if kind == EXPIRED else LOSE)
         else:
             self._report_trouble(subject, is_final=kind == REFUSED)
 
     def _session_started(self, session_id: int) -> None:
-        self._connected = self._watches.connected = True
+        self._session.handle(CONNECT)
         self._session_id = session_id
         self._finish_opening(None)
-        if self._is_open:
+        if self._session.reported_state is not None:
             self._watches.restore()
             # Its response follows all of those, and a refused login is reported before it.
-            self._calls.submit_internal(frames.Exists("/", None), self._resume)
+            self._calls.submit_internal(frames.Exists("/", None), lambda _: self._resume())
 
-    def _resume(self, _: Any) -> None:
-        self._usable = True
+    def _resume(self) -> None:
         self._trouble = CONNECTION_LOST
-        self._notify_listeners(SessionState.CONNECTED)
+        self._change_state(RESUME)
         self._watches.deliver_held()
 
     def _report_trouble(self, text: str, *, is_final: bool) -> None:
@@ -330,19 +325,13 @@ class ZooKeeperStore(Store):
         else:
             opening.set_exception(error)
 
-    def _connection_lost(self, *, is_expired: bool) -> None:
-        """Fails all calls, those in flight and those that wait."""
-        self._usable = self._connected = self._watches.connected = self._watches.delivering = False
-        self._calls.drop(lambda: lost_error(is_expired))
-        if is_expired:
-            self._notify_listeners(SessionState.EXPIRED)
-        elif self._reported_state is SessionState.CONNECTED:
-            self._notify_listeners(SessionState.SUSPENDED)
-
-    def _notify_listeners(self, state: SessionState) -> None:
-        if state is self._reported_state:
+    def _change_state(self, event: int) -> None:
+        """Changes the state, and notifies the listeners of a state that they do not know."""
+        before = self._session.reported_state
+        self._session.handle(event)
+        state = self._session.reported_state
+        if before is None or state is None or state is before:
             return
-        self._reported_state = state
         for listener in list(self._listeners):
             try:
                 listener(state)
@@ -363,10 +352,9 @@ class ZooKeeperStore(Store):
     # End
 
     async def close(self) -> None:
-        if self._closed:
+        if self._session.is_closed:
             return
-        self._closed = True
-        self._usable = False
+        self._session.handle(CLOSE)
         self._watches.clear()
         self._calls.drop(lambda: StoreUnavailable("this session with ZooKeeper was closed"))
         await asyncio.shield(self._loop.run_in_executor(None, self._link.stop))

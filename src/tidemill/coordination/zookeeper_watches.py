@@ -15,6 +15,7 @@ from kazoo.protocol.serialization import Exists
 
 from tidemill.coordination.coordination_store import Event, EventKind, Watch, Watcher
 from tidemill.coordination.zookeeper_calls import AddWatch, Calls, RemoveWatches
+from tidemill.coordination.zookeeper_session import Session
 
 logger = logging.getLogger("tidemill.zookeeper")
 
@@ -64,14 +65,13 @@ class _ZooKeeperWatch(Watch):
 class Watches:
     """All watches of a store. ``full`` maps the store's paths to ZooKeeper's."""
 
-    def __init__(self, calls: Calls, full: Callable[[str], str]) -> None:
+    def __init__(self, calls: Calls, session: Session, full: Callable[[str], str]) -> None:
         self._calls = calls
+        self._session = session
         self._full = full
         self._watched: dict[str, _Watched] = {}
         self._held: dict[Event, None] = {}
-        self.connected = False
-        self.delivering = False
-        """Whether events are delivered; otherwise they are held until :meth:`deliver_held`."""
+        """Events that arrived before the session was usable."""
 
     async def add(self, path: str, watcher: Watcher) -> Watch:
         """Sets a watch; raises kazoo's errors unchanged."""
@@ -116,12 +116,11 @@ class Watches:
         if watched is None or watched.watchers or watched.arming:
             return
         del self._watched[path]
-        if self.connected:
+        if self._session.is_connected:
             self._calls.submit_internal(RemoveWatches(self._full(path)))
 
     def clear(self) -> None:
         """Removes all watches; ZooKeeper removes its own with the session."""
-        self.connected = self.delivering = False
         self._watched.clear()
         self._held.clear()
 
@@ -138,7 +137,7 @@ class Watches:
             self._calls.submit_internal(
                 Exists(self._full(path), None), lambda stat: self._record_state(path, stat)
             )
-        if self.delivering:
+        if self._session.is_usable:
             self._deliver(Event(kind, path))
         else:
             self._held[Event(kind, path)] = None
@@ -171,8 +170,7 @@ class Watches:
         return compare
 
     def deliver_held(self) -> None:
-        """Delivers the events that were held."""
-        self.delivering = True
+        """Delivers the events that were held, once the session is usable."""
         events, self._held = self._held, {}
         for event in events:
             self._deliver(event)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from tidemill.coordination.consumer_nodes import ConsumerOffsetNode, is_group_name
 from tidemill.coordination.coordination_store import (
     Create,
     NodeExists,
@@ -25,6 +24,7 @@ from tidemill.coordination.coordination_store import (
     parent_of,
 )
 from tidemill.coordination.encoding import NodeFormatError
+from tidemill.coordination.nodes import ConsumerOffsetNode, is_group_name
 from tidemill.coordination.write_batches import in_pieces
 from tidemill.groups.value_classes import Value
 from tidemill.model.errors import ErrorCode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from tidemill.coordination.consumer_nodes import GroupPartition
+from tidemill.coordination.nodes import GroupPartition
 from tidemill.model.types import ZERO_ID
 
 NO_LEADER = -1

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from tidemill.coordination.consumer_nodes import OFFSETS, ConsumerOffsetNode
 from tidemill.coordination.coordination_store import parent_of
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.nodes import (
@@ -20,10 +19,12 @@ from tidemill.coordination.nodes import (
     CONSUMERS,
     DEFAULT_ENTITY,
     DELETE_TOPICS,
+    OFFSETS,
     PRODUCER_ID_BLOCK,
     TOPICS,
     ClusterIdNode,
     ConfigNode,
+    ConsumerOffsetNode,
     LeaderIsrAndControllerEpoch,
     PartitionStateNode,
     ProducerIdBlock,

@@ -210,12 +210,12 @@ def _waiting(server: BrokerServer, totals: PartitionTotals) -> Iterator[Family]:
         "Number of times that a connection was not read because of this limit.",
         int(server.memory.pauses),
     )
-    delayed_metadata = server.broker.delayed_metadata
+    cluster = server.broker.cluster
     yield counter(
         "tidemill_delayed_metadata_responses",
         "Metadata and FindCoordinator responses that were delayed because the connection to a broker that"
         " they name had just broken.",
-        delayed_metadata.total if delayed_metadata is not None else 0,
+        cluster.delayed_metadata.total if cluster is not None else 0,
     )
     yield gauge("tidemill_deadlines", "Timers of delayed requests.", len(server.deadlines))
     yield gauge("tidemill_fetch_sessions", "Cached fetch sessions.", len(server.sessions.sessions))
@@ -364,8 +364,8 @@ def _reassignments(server: BrokerServer, totals: PartitionTotals) -> Iterator[Fa
         "tidemill_throttled_replication_bytes",
         "Bytes of throttled replicas that leaders on this broker sent and followers received, by side.",
     )
-    quotas = server.broker.replication_quotas
-    for side, throttle in (quotas.sides if quotas is not None else {}).items():
+    cluster = server.broker.cluster
+    for side, throttle in (cluster.replication_quotas.sides if cluster is not None else {}).items():
         sent.add(throttle.bytes, side=side)
     yield sent
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from tidemill.controller.controller import KafkaController
 from tidemill.coordination.coordination_store import Event, SessionState, SetData, Store, StoreError
 from tidemill.coordination.lost_replicas import NOTHING_LOST
 from tidemill.coordination.nodes import CONTROLLER, BrokerNode, BrokerRegistration, ControllerNode
+from tidemill.coordination.registration_listener import RegistrationListener
 from tidemill.coordination.topic_image import NO_BROKER
 from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
 from tidemill.model.task_set import TaskSet
@@ -27,44 +28,16 @@ POLL_S = 0.2
 RETRY_S = 1.0
 
 
-class RegistrationListener(ABC):
-    """Receives the changes of this broker's registration, of its session, and of the controller."""
-
-    @abstractmethod
-    def registered(self, epoch: int) -> None:
-        """This broker is registered with the broker epoch ``epoch``."""
-
-    @abstractmethod
-    def controller_changed(self, broker_id: int) -> None:
-        """Broker ``broker_id`` is the controller; -1 if there is none."""
-
-    @abstractmethod
-    async def lost_replicas_cleared(self) -> None:
-        """The registration reports no lost replicas any more, so that they can become leaders.
-
-        Raises StoreError.
-        """
-
-    @abstractmethod
-    def session_expired(self) -> None:
-        """The session has expired: the registration is gone, and other brokers may lead by now."""
-
-    @abstractmethod
-    def store_disconnected(self) -> None:
-        """The store does not respond. The session may have expired."""
-
-    @abstractmethod
-    def store_reconnected(self) -> None:
-        """The store responds again. If the session has expired, :meth:`session_expired` was called before."""
-
-
 class BrokerRegistrationManager:
     """Keeps this broker registered, and takes part in controller elections."""
 
-    def __init__(self, store: Store, controller: KafkaController, listener: RegistrationListener) -> None:
+    def __init__(
+        self, store: Store, controller: KafkaController, listeners: Sequence[RegistrationListener]
+    ) -> None:
+        """The ``listeners`` are called in their order."""
         self._store = store
         self._controller = controller
-        self._listener = listener
+        self._listeners = listeners
         self._registration: BrokerRegistration | None = None
         self._registration_lock = asyncio.Lock()
         """Held while the registration is written, so that no write restores a replaced registration."""
@@ -98,7 +71,8 @@ class BrokerRegistrationManager:
             try:
                 epoch = await self._controller.election.register(registration)
                 self._keep_first_epoch(registration, epoch)
-                self._listener.registered(epoch)
+                for listener in self._listeners:
+                    listener.registered(epoch)
                 return
             except KafkaError as error:
                 if error.code != ErrorCode.DUPLICATE_BROKER_REGISTRATION or not wait_s:
@@ -170,7 +144,8 @@ class BrokerRegistrationManager:
             return
 
     def _announce_controller(self, broker_id: int) -> None:
-        self._listener.controller_changed(broker_id)
+        for listener in self._listeners:
+            listener.controller_changed(broker_id)
 
     async def _watch_controller(self) -> None:
         while True:
@@ -206,7 +181,8 @@ class BrokerRegistrationManager:
             self._is_clearing = True
             path = BrokerNode.path(cleared.broker_id)
             await self._store.transact([SetData(path, BrokerNode.encode(cleared))])
-            await self._listener.lost_replicas_cleared()
+            for listener in self._listeners:
+                await listener.lost_replicas_cleared()
             self._is_clearing = False
 
     async def clear_lost_replicas_with_retries(self) -> None:
@@ -217,16 +193,19 @@ class BrokerRegistrationManager:
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.SUSPENDED:
             logger.warning("the coordination store does not respond")
-            self._listener.store_disconnected()
+            for listener in self._listeners:
+                listener.store_disconnected()
         elif state is SessionState.EXPIRED:
             # Before the first registration there is nothing to register again.
             self._has_expired = self._registration is not None
             logger.warning("the session with the coordination store has expired")
             self._controller.election.resign()
-            self._listener.session_expired()
+            for listener in self._listeners:
+                listener.session_expired()
         else:
             logger.info("the coordination store responds again")
-            self._listener.store_reconnected()
+            for listener in self._listeners:
+                listener.store_reconnected()
             if self._has_expired and self._registration is not None:
                 if self._reregistration is not None:
                     self._reregistration.cancel()

@@ -25,6 +25,7 @@ from tidemill.broker.broker_links import BrokerLinks, inter_broker_listener
 from tidemill.broker.cleaner_process_client import CleanerProcess
 from tidemill.broker.conversion_workers import IDLE_S, ConversionWorkers
 from tidemill.broker.down_conversion import DownConversion
+from tidemill.broker.dynamic_broker_config import DynamicBrokerConfig, effective_config, warn_overridden
 from tidemill.broker.fetch_handler import FetchHandler
 from tidemill.broker.fetch_reader import FetchReader
 from tidemill.broker.fetch_session import FetchSessions
@@ -32,8 +33,8 @@ from tidemill.broker.handler_dispatch import HandlerDispatch
 from tidemill.broker.kafka_apis import KafkaApis
 from tidemill.broker.large_fetches import LargeFetches
 from tidemill.broker.log_cleaner import LogCleaner
-from tidemill.broker.log_configs import changed_defaults, depends_on, log_config
-from tidemill.broker.metadata_cache import Delta, MetadataCache, effective_config, warn_overridden
+from tidemill.broker.log_configs import log_config
+from tidemill.broker.metadata_cache import Delta, MetadataCache
 from tidemill.broker.offsets_topic import ClusterOffsetsTopic, PartitionOffsetsLog
 from tidemill.broker.produce_handler import ProduceHandler
 from tidemill.broker.produce_validation import ProduceValidation
@@ -53,8 +54,8 @@ from tidemill.model.configs import BrokerConfig
 from tidemill.model.configs import Listener as ConfiguredListener
 from tidemill.model.configs.listeners import ANY_HOST
 from tidemill.model.errors import ConfigError
-from tidemill.model.event_loop_slices import TimeSlice
 from tidemill.model.system_interfaces import Files
+from tidemill.model.task_set import TaskSet
 from tidemill.net.deadlines import Deadlines
 from tidemill.net.memory_pool import MemoryPool
 from tidemill.net.peer import Listener
@@ -63,11 +64,12 @@ from tidemill.replication.replica_manager import ReplicaManager, ReplicaManagerL
 from tidemill.server.broker_lifecycle import BrokerLifecycleManager
 from tidemill.server.cluster_services import ClusterServices, StandaloneServices
 from tidemill.server.config_plugins import deletion_policies, replica_selector
+from tidemill.server.failed_sync_store import DistrustedDirectories
 from tidemill.server.health import Health, health_of
 from tidemill.server.kafka_scheduler import KafkaScheduler
 from tidemill.server.lost_replica_detection import detect_lost_replicas
 from tidemill.server.request_memory import request_bytes_max
-from tidemill.server.socket_server import ConnectionLimits, Limits, SocketServer, addresses_of, bind
+from tidemill.server.socket_server import ConnectionLimits, ConnectionQuotas, SocketServer, addresses_of, bind
 from tidemill.server.store_selection import open_store
 from tidemill.transactions.producer_ids import ProducerIds
 
@@ -156,7 +158,7 @@ class BrokerServer:
         broker.metadata_cache = MetadataCache()
         broker.node_id = await self._choose_node_id(config)
         self.lifecycle = BrokerLifecycleManager(
-            broker, self._create_replica_manager, self._cluster_services, logs_removed=self._logs_removed
+            broker, self._create_replica_manager, self._create_services, logs_removed=self._logs_removed
         )
         image = await broker.controller.context.load(stored_cluster_id or None)
         broker.cluster_id = image.cluster_id
@@ -171,10 +173,22 @@ class BrokerServer:
         with self.interruptible():
             self._load_logs(image.topics)
         self._build_request_path()
-        broker.metadata_cache.on_change(self._apply)
-        self.lifecycle.join_partitions()
-        if broker.replication_quotas is not None:
-            self.fetch_handler.set_quota(broker.replication_quotas.leader)
+        dynamic_config = DynamicBrokerConfig(
+            config,
+            broker.node_id,
+            broker.clock,
+            broker.metadata_cache,
+            broker.log_manager,
+            broker.replica_manager,
+            self.log_cleaner,
+            lambda: broker.config,
+            self._set_config,
+        )
+        broker.metadata_cache.on_change(dynamic_config.image_changed)
+        broker.metadata_cache.on_change(self._topics_deleted)
+        broker.cluster = self.lifecycle.services.join_partitions()
+        if broker.cluster is not None:
+            self.fetch_handler.set_quota(broker.cluster.replication_quotas.leader)
         await self.lifecycle.starts.save()
         await self.lifecycle.register(self._registration())
         self._start_periodic_tasks()
@@ -200,13 +214,13 @@ class BrokerServer:
             listener,
         )
 
-    def _cluster_services(self, lifecycle: BrokerLifecycleManager) -> ClusterServices:
+    def _create_services(self, tasks: TaskSet, distrusted: DistrustedDirectories) -> ClusterServices:
         if self.static_config.store() == "embedded":
-            return StandaloneServices(self.broker)
+            return StandaloneServices(self.broker, tasks, distrusted)
         # Imported here because a broker with an embedded store does not need it.
         from tidemill.server.cluster_member import ClusterMember
 
-        return ClusterMember(self.broker, lifecycle)
+        return ClusterMember(self.broker, tasks, distrusted)
 
     async def _choose_node_id(self, config: BrokerConfig) -> int:
         configured = config.node_id()
@@ -349,45 +363,18 @@ class BrokerServer:
 
     # Changes of the cluster image.
 
-    async def _apply(self, delta: Delta) -> None:
-        """Applies changed configurations, and deletes the committed offsets of deleted topics."""
-        broker = self.broker
-        if delta.broker_configs_changed:
-            before = broker.config
-            broker.config = effective_config(self.static_config, delta.image, broker.node_id)
-            if delta.before.broker_configs != delta.image.broker_configs:
-                warn_overridden(self.static_config, delta.image, broker.node_id)
-            self.fetch_handler.set_bytes_max(broker.config.int("fetch.max.bytes"))
-            self.socket_server.limits = await self.loop.run_in_executor(None, limits_of, broker.config)
-            broker.log_manager.producer_expiration_ms = broker.config.int("producer.id.expiration.ms")
-            move_rate = broker.config.int("replica.alter.log.dirs.io.max.bytes.per.second")
-            broker.replica_manager.mover.set_bytes_per_second(move_rate)
-            self.log_cleaner.reconfigured()
-            await self._reconfigure_topics(before)
+    async def _set_config(self, config: BrokerConfig) -> None:
+        """Replaces the configuration of the broker, and applies its changes to the request path."""
+        self.broker.config = config
+        self.fetch_handler.set_bytes_max(config.int("fetch.max.bytes"))
+        self.socket_server.limits = await self.loop.run_in_executor(None, limits_of, config)
+
+    def _topics_deleted(self, delta: Delta) -> None:
+        """Deletes the committed offsets of deleted topics."""
         if delta.deleted:
-            broker.group_coordinator.topics_deleted({image.name: image.topic_id for image in delta.deleted})
-        for _, image in delta.reconfigured:
-            broker.replica_manager.reconfigure(
-                image.name, log_config(broker.config, image.name, image.config)
+            self.broker.group_coordinator.topics_deleted(
+                {image.name: image.topic_id for image in delta.deleted}
             )
-
-    async def _reconfigure_topics(self, before: BrokerConfig) -> None:
-        """Applies changed broker defaults to the topics that do not override them, in slices.
-
-        Each topic receives the configuration that is valid when it is processed.
-        """
-        broker = self.broker
-        changed = changed_defaults(before, broker.config)
-        if not changed:
-            return
-        time_slice = TimeSlice(broker.clock)
-        for entry in list(broker.replica_manager.topics.by_name.values()):
-            await time_slice.step()
-            image = broker.metadata_cache.image.topics.get(entry.name)
-            if image is not None and depends_on(changed, image.config):
-                broker.replica_manager.reconfigure(
-                    image.name, log_config(broker.config, image.name, image.config)
-                )
 
     async def _logs_removed(self) -> None:
         """Removes deleted logs from the checkpoints before their deletion is confirmed."""
@@ -461,7 +448,7 @@ class BrokerServer:
             return
         if reached == Stage.STARTED and self.lifecycle is not None:
             self.broker.group_coordinator.begin_stop()
-            await self.lifecycle.controlled_shutdown()
+            await self.lifecycle.services.controlled_shutdown()
         if reached >= Stage.LISTENING:
             self.socket_server.close()
         for listener_sockets in self._sockets:
@@ -517,9 +504,9 @@ class BrokerServer:
         return health_of(self.broker)
 
 
-def limits_of(config: BrokerConfig) -> Limits:
+def limits_of(config: BrokerConfig) -> ConnectionQuotas:
     """The configured connection limits. Blocks on DNS if they name hosts."""
-    return Limits(
+    return ConnectionQuotas(
         config.int("max.connections"),
         config.int("max.connections.per.ip"),
         addresses_of(config.connections_per_address()),

@@ -8,24 +8,24 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from tidemill.broker.alter_partition_manager import AlterPartitionManager
-from tidemill.broker.broker import Broker
+from tidemill.broker.broker import Broker, ClusterParts
 from tidemill.broker.broker_links import BrokerLinks
 from tidemill.broker.broker_to_controller_channel import BrokerToControllerChannel
 from tidemill.broker.controlled_shutdown import controlled_shutdown
 from tidemill.broker.controller_channel_manager import BrokerStateListener, ControllerChannelManager
-from tidemill.broker.controller_request_handler import ControllerRequests, TopicKey
+from tidemill.broker.controller_request_handler import ControllerRequestHandler
 from tidemill.broker.delayed_metadata import DelayedMetadata
-from tidemill.broker.dynamic_broker_config import DynamicBrokerConfig
+from tidemill.broker.dynamic_config_manager import DynamicConfigManager
 from tidemill.broker.replica_fetcher_manager import ReplicaFetcherManager
-from tidemill.broker.replica_log_end_requests import LogEndRequests
+from tidemill.broker.replica_log_end_requests import ReplicaLogEndRequests
 from tidemill.broker.replication_quotas import ReplicationQuotas
 from tidemill.controller.admin_node_requests import AdminNodeRequests
 from tidemill.controller.broker_registrations import BrokerRegistrationWatch
 from tidemill.controller.leader_election import LogEnds
+from tidemill.controller.log_dir_events import LogDirEvents
 from tidemill.controller.node_change_handlers import NodeChangeHandlers
 from tidemill.coordination.cluster_image import BrokerImage, Delta
-from tidemill.coordination.coordination_store import Create, Delete, NoNode, StoreError
-from tidemill.coordination.encoding import NodeFormatError
+from tidemill.coordination.coordination_store import Create, StoreError
 from tidemill.coordination.nodes import (
     BROKER_IDS,
     DELETE_TOPICS,
@@ -36,14 +36,17 @@ from tidemill.coordination.nodes import (
     BrokerNode,
     LogDirEventNode,
 )
+from tidemill.coordination.topic_image import TopicKey
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError, StorageError
+from tidemill.model.task_set import TaskSet
 from tidemill.model.types import TopicPartition
 from tidemill.replication.partition import Partition
 from tidemill.replication.replica_fetcher import FetchLimits
-from tidemill.server.broker_lifecycle import BrokerLifecycleManager
-from tidemill.server.broker_registration import RegistrationListener
+from tidemill.server.broker_registration import BrokerRegistrationManager
 from tidemill.server.cluster_services import ClusterServices
+from tidemill.server.failed_sync_store import DistrustedDirectories
+from tidemill.server.refused_deletions import RefusedDeletions
 from tidemill.server.store_outage import StoreOutage
 from tidemill.server.store_retries import retry_until_written
 
@@ -55,16 +58,12 @@ exists."""
 NODE_POLL_S = 1.0
 
 
-class ClusterMember(ClusterServices, RegistrationListener, BrokerStateListener):
+class ClusterMember(ClusterServices, BrokerStateListener):
     """Connects the controller, its channels, the requests of other controllers, and the replica fetchers."""
 
-    def __init__(self, broker: Broker, lifecycle: BrokerLifecycleManager) -> None:
-        self._broker = broker
-        self.applier = lifecycle.applier
-        self.membership = lifecycle.membership
-        self._tasks = lifecycle.tasks
-        self._deletions = lifecycle.deletions
-        self._delayed_metadata = broker.delayed_metadata = DelayedMetadata()
+    def __init__(self, broker: Broker, tasks: TaskSet, distrusted: DistrustedDirectories) -> None:
+        super().__init__(broker, tasks, distrusted)
+        self._delayed_metadata = DelayedMetadata()
         # The first listener: clients wait for the delayed responses.
         broker.metadata_cache.on_change(self._delayed_metadata.image_changed)
         self._links = BrokerLinks(
@@ -74,69 +73,82 @@ class ClusterMember(ClusterServices, RegistrationListener, BrokerStateListener):
             broker.metadata_cache,
             self._delayed_metadata,
         )
-        broker.inter_broker_listener = self._links.listener
-        requests = broker.controller_requests = self._create_controller_requests()
-        config = broker.config
         self._channels = ControllerChannelManager(
             broker.node_id,
             self._links.listener,
             self._links.open_to,
             self,
-            config.seconds("controller.socket.timeout.ms"),
+            broker.config.seconds("controller.socket.timeout.ms"),
         )
-        broker.failover.registered_listeners.append(self._channels.remove_unregistered)
+        self._controller_channel = BrokerToControllerChannel(
+            broker.node_id,
+            self._links.open,
+            self._controller_failed,
+            broker.config.seconds("request.timeout.ms"),
+        )
+        self._departures: dict[int, BrokerImage] = {}
+        """Departed brokers in Metadata responses, each with a task that removes it."""
+        self._fetchers: ReplicaFetcherManager | None = None
+
+    def connect(self, membership: BrokerRegistrationManager, deletions: RefusedDeletions) -> None:
+        """Creates the parts that need the replica manager and the controller."""
+        super().connect(membership, deletions)
+        broker = self._broker
+        self._controller_requests = self._create_controller_requests()
+        broker.controller.failover.registered_listeners.append(self._channels.remove_unregistered)
         self._admin_requests = AdminNodeRequests(
             broker.controller, lambda path: self._node_changes.schedule([path])
         )
         self._registrations = BrokerRegistrationWatch(
-            broker.store, lambda path: self._node_changes.schedule([path]), broker.failover.brokers_changed
+            broker.store,
+            lambda path: self._node_changes.schedule([path]),
+            broker.controller.failover.brokers_changed,
         )
         self._node_changes = self._create_node_change_handlers()
         broker.controller.election.controller_change_listeners.append(self._controller_changed)
-        self._controller_channel = broker.controller_channel = BrokerToControllerChannel(
-            broker.node_id,
-            self._links.open,
-            self._controller_failed,
-            config.seconds("request.timeout.ms"),
-        )
         self._isr_changes = AlterPartitionManager(
             broker.node_id,
             broker.replica_manager,
             broker.controller,
             self._controller_channel,
-            broker_epoch=lambda: self.applier.broker_epoch,
+            broker_epoch=self._broker_epoch,
         )
-        self._dynamic_config = DynamicBrokerConfig(
+        self._dynamic_config = DynamicConfigManager(
             broker.node_id,
             broker.store,
             broker.metadata_cache,
             broker.controller,
-            self.applier,
-            requests,
+            broker.leader_and_isr,
+            self._controller_requests,
         )
-        self._log_ends = LogEndRequests(
+        self._log_ends = ReplicaLogEndRequests(
             broker.node_id, lambda: broker.config, broker.replica_manager, self._links
         )
-        self._departures: dict[int, BrokerImage] = {}
-        """Departed brokers in Metadata responses, each with a task that removes it."""
-        self._fetchers: ReplicaFetcherManager | None = None
         self._store_outage = StoreOutage(broker.replica_manager, broker.store, broker.clock)
 
-    def _create_controller_requests(self) -> ControllerRequests:
+    def _broker_epoch(self) -> int:
+        return self._broker.leader_and_isr.broker_epoch
+
+    def _create_controller_requests(self) -> ControllerRequestHandler:
         broker = self._broker
-        return ControllerRequests(
+        return ControllerRequestHandler(
             broker.node_id,
             lambda: broker.config,
             broker.clock,
             broker.store,
             broker.replica_manager,
             broker.metadata_cache,
-            self.applier,
+            broker.leader_and_isr,
             settings_unreadable=lambda kind, name: self._dynamic_config.watch_unreadable(kind, name),
         )
 
     def _create_node_change_handlers(self) -> NodeChangeHandlers:
         controller = self._broker.controller
+        log_dir_events = LogDirEvents(
+            controller.context,
+            self._own_directory_failed,
+            lambda broker_id: self._channels.resend_full_state(controller.image, broker_id),
+        )
         return NodeChangeHandlers(
             self._broker.store,
             {
@@ -145,35 +157,35 @@ class ClusterMember(ClusterServices, RegistrationListener, BrokerStateListener):
                 DELETE_TOPICS: self._admin_requests.deletion_marks_changed,
                 REASSIGN_PARTITIONS: controller.reassignments.apply_requested_reassignments,
                 PREFERRED_REPLICA_ELECTION: controller.leader_elections.run_requested_elections,
-                LOG_DIR_EVENTS: self._directories_failed,
+                LOG_DIR_EVENTS: log_dir_events.directories_failed,
             },
         )
 
-    @property
-    def registration_listener(self) -> RegistrationListener:
-        """These services."""
-        return self
-
-    def join_partitions(self) -> None:
+    def join_partitions(self) -> ClusterParts:
         """Connects the partitions with the replica fetchers and the AlterPartition requests."""
         broker = self._broker
         config = broker.config
-        broker.replication_quotas = ReplicationQuotas(
-            broker.node_id, lambda: broker.config, broker.metadata_cache
-        )
+        quotas = ReplicationQuotas(broker.node_id, lambda: broker.config, broker.metadata_cache)
         self._fetchers = ReplicaFetcherManager(
             broker.node_id,
             fetch_limits(config),
             self._links.open,
             broker.clock,
             self._storage_failed,
-            broker.replication_quotas.follower,
-            node_epoch=self.applier.broker_epoch,
+            quotas.follower,
+            node_epoch=self._broker_epoch(),
         )
         broker.replica_manager.following = self._fetchers
         broker.replica_manager.lag_ms_max = config.int("replica.lag.time.max.ms")
         broker.metadata_cache.on_change(self._brokers_gone)
         broker.metadata_cache.on_change(self._remove_departed)
+        return ClusterParts(
+            self._links.listener,
+            self._controller_channel,
+            self._controller_requests,
+            self._delayed_metadata,
+            quotas,
+        )
 
     def _remove_departed(self, delta: Delta) -> None:
         """Schedules the removal of departed brokers from Metadata responses."""
@@ -220,7 +232,7 @@ class ClusterMember(ClusterServices, RegistrationListener, BrokerStateListener):
 
     async def controlled_shutdown(self) -> None:
         """Moves the leaderships of this broker to other brokers, where another replica can lead."""
-        await controlled_shutdown(self._broker, lambda: self.applier.broker_epoch, self._stop_fetchers)
+        await controlled_shutdown(self._broker, self._broker_epoch, self._stop_fetchers)
 
     async def _stop_fetchers(self) -> None:
         self._broker.replica_manager.following = None
@@ -242,9 +254,9 @@ class ClusterMember(ClusterServices, RegistrationListener, BrokerStateListener):
 
     # Controller
 
-    def announce(self, delta: Delta) -> None:
+    def announce(self, delta: Delta) -> list[asyncio.Future[None]]:
         """Sends a change of the controller in this process to the other brokers."""
-        delta.others = self._channels.send_changes(delta)
+        return self._channels.send_changes(delta)
 
     def _controller_changed(self, is_ours: bool) -> None:
         if is_ours:
@@ -266,7 +278,7 @@ class ClusterMember(ClusterServices, RegistrationListener, BrokerStateListener):
     def _controller_failed(self, broker_id: int) -> None:
         """Notes that the broker of the controller refuses connections, and starts an election."""
         self._channels.connection_refused(broker_id)
-        self.membership.controller_failed(broker_id)
+        self._membership.controller_failed(broker_id)
 
     # Registration of this broker
 
@@ -275,9 +287,6 @@ class ClusterMember(ClusterServices, RegistrationListener, BrokerStateListener):
         if self._fetchers is not None:
             self._fetchers.registered(epoch)
         self._dynamic_config.read_all()
-
-    async def lost_replicas_cleared(self) -> None:
-        """Does nothing: the controller watches the registrations."""
 
     def session_expired(self) -> None:
         """Resigns the leaderships that other brokers may have by now."""
@@ -307,11 +316,11 @@ class ClusterMember(ClusterServices, RegistrationListener, BrokerStateListener):
 
     def own_replicas_failed(self, partitions: Sequence[tuple[bytes, int]]) -> None:
         """Elects other leaders for replicas that this broker cannot open."""
-        self.replicas_failed(self._broker.node_id, partitions, broker_epoch=self.applier.broker_epoch)
+        self.replicas_failed(self._broker.node_id, partitions, broker_epoch=self._broker_epoch())
 
     def own_replicas_served(self, partitions: Sequence[tuple[bytes, int]]) -> None:
         """Lets replicas that work again join the ISR and lead."""
-        self.replicas_served(self._broker.node_id, partitions, broker_epoch=self.applier.broker_epoch)
+        self.replicas_served(self._broker.node_id, partitions, broker_epoch=self._broker_epoch())
 
     def directory_failed(self) -> None:
         """Notifies the controller of a failed data directory, with a node in the store."""
@@ -320,6 +329,11 @@ class ClusterMember(ClusterServices, RegistrationListener, BrokerStateListener):
             retry_until_written(
                 lambda: self._broker.store.transact([note]), "the notification of a failed data directory"
             )
+        )
+
+    async def _own_directory_failed(self) -> None:
+        await self._broker.controller.failover.replicas_failed(
+            self._broker.node_id, self._own_failed_replicas(), broker_epoch=self._broker_epoch()
         )
 
     def _own_failed_replicas(self) -> list[tuple[bytes, int]]:
@@ -344,12 +358,12 @@ class ClusterMember(ClusterServices, RegistrationListener, BrokerStateListener):
             logger.info("broker %d refuses connections: it has shut down", broker_id)
         else:
             logger.warning("broker %d refuses connections: its process has ended", broker_id)
-        self._broker.failover.mark_dead(broker_id, broker_epoch=broker_epoch)
+        self._broker.controller.failover.mark_dead(broker_id, broker_epoch=broker_epoch)
         self._node_changes.schedule([BROKER_IDS])
 
     def broker_connected(self, broker_id: int) -> None:
         """Restores a broker that was considered failed."""
-        if self._broker.failover.mark_alive(broker_id):
+        if self._broker.controller.failover.mark_alive(broker_id):
             logger.info("broker %d accepts connections again", broker_id)
             self._node_changes.schedule([BROKER_IDS])
 
@@ -364,7 +378,7 @@ class ClusterMember(ClusterServices, RegistrationListener, BrokerStateListener):
         logger.error("broker %d cannot read or write %d of its partitions", broker_id, len(partitions))
         self._tasks.start(
             _report_replicas(
-                lambda: self._broker.failover.replicas_failed(
+                lambda: self._broker.controller.failover.replicas_failed(
                     broker_id, partitions, broker_epoch=broker_epoch
                 ),
                 f"partitions that broker {broker_id} cannot serve",
@@ -377,44 +391,12 @@ class ClusterMember(ClusterServices, RegistrationListener, BrokerStateListener):
         """Lets replicas that work again join the ISR and lead."""
         self._tasks.start(
             _report_replicas(
-                lambda: self._broker.failover.replicas_served(
+                lambda: self._broker.controller.failover.replicas_served(
                     broker_id, partitions, broker_epoch=broker_epoch
                 ),
                 f"partitions that broker {broker_id} serves again",
             )
         )
-
-    async def _directories_failed(self) -> None:
-        """Reads the notifications of failed data directories, and marks the failed replicas.
-
-        Other brokers report theirs in the response to a repeated LeaderAndIsr request.
-        """
-        store = self._broker.store
-        paths = [f"{LOG_DIR_EVENTS}/{name}" for name in await store.children(LOG_DIR_EVENTS)]
-        nodes = await store.get_many(paths)
-        failed_brokers = set()
-        for node in nodes:
-            try:
-                failed_brokers |= {LogDirEventNode.decode(node.data)} if node is not None else set()
-            except NodeFormatError as problem:
-                logger.error("%s The node is deleted.", problem)
-        for broker_id in failed_brokers:
-            if broker_id == self._broker.node_id:
-                await self._broker.failover.replicas_failed(
-                    broker_id, self._own_failed_replicas(), broker_epoch=self.applier.broker_epoch
-                )
-            else:
-                self._channels.resend_full_state(self._broker.controller.image, broker_id)
-        controller = self._broker.controller
-        async with controller.context.change_lock():
-            for path in paths:
-                # Fenced by the controller epoch: after a controller change the next controller deletes them.
-                with contextlib.suppress(NoNode):
-                    await controller.context.write_operations([Delete(path)])
-
-    def controller_moved(self) -> None:
-        """Resigns, because a broker knows a higher controller epoch."""
-        self.membership.controller_moved()
 
 
 def fetch_limits(config: BrokerConfig) -> FetchLimits:

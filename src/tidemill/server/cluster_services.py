@@ -6,143 +6,123 @@ the services of a broker in a cluster.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import asyncio
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
-from tidemill.broker.broker import Broker
+from tidemill.broker.apply_leader_and_isr import LeaderAndIsrListener
+from tidemill.broker.broker import Broker, ClusterParts
 from tidemill.controller.leader_election import LogEnds
 from tidemill.coordination.cluster_image import Delta
+from tidemill.coordination.registration_listener import RegistrationListener
+from tidemill.coordination.topic_image import TopicImage
+from tidemill.model.task_set import TaskSet
 from tidemill.model.types import TopicPartition
 from tidemill.replication.partition import Partition
-from tidemill.server.broker_registration import RegistrationListener
+from tidemill.replication.replica_manager import ReplicaManagerListener
+from tidemill.server.broker_registration import BrokerRegistrationManager
+from tidemill.server.failed_sync_store import DistrustedDirectories
+from tidemill.server.refused_deletions import RefusedDeletions
 
 
-class ClusterServices(ABC):
-    """The communication of this broker with the other brokers."""
+class ClusterServices(RegistrationListener, ReplicaManagerListener, LeaderAndIsrListener):
+    """The communication of this broker with the controller and with the other brokers.
 
-    @property
-    @abstractmethod
-    def registration_listener(self) -> RegistrationListener:
-        """Receives the changes of this broker's registration, after the lifecycle manager."""
+    The methods that concern other brokers do nothing unless a subclass overrides them.
+    """
 
-    @abstractmethod
-    def join_partitions(self) -> None:
-        """Connects the partitions with the other brokers; called after the partitions are loaded."""
+    def __init__(self, broker: Broker, tasks: TaskSet, distrusted: DistrustedDirectories) -> None:
+        self._broker = broker
+        self._tasks = tasks
+        self._distrusted = distrusted
 
-    @abstractmethod
+    def connect(self, membership: BrokerRegistrationManager, deletions: RefusedDeletions) -> None:
+        """Receives the parts that exist only after the replica manager and the controller.
+
+        Called once, before all other methods.
+        """
+        self._membership = membership
+        self._deletions = deletions
+
+    def join_partitions(self) -> ClusterParts | None:
+        """Connects the partitions with the other brokers; called after the partitions are loaded.
+
+        Returns the parts for the handlers of requests; None without other brokers.
+        """
+        return None
+
     def start(self) -> None:
         """Starts the communication; called after this broker is registered."""
 
-    @abstractmethod
-    def announce(self, delta: Delta) -> None:
-        """Sends a change of the controller in this process to the other brokers."""
+    def announce(self, delta: Delta) -> list[asyncio.Future[None]]:
+        """Sends a change of the controller in this process to the other brokers.
 
-    @abstractmethod
+        Returns futures that are done after they have applied it.
+        """
+        return []
+
     def schedule_broker_refresh(self) -> None:
         """Schedules a read of the registrations by the controller in this process."""
 
-    @abstractmethod
     async def request_log_ends(
         self, wanted: Mapping[int, Sequence[TopicPartition]], timeout_s: float
     ) -> LogEnds:
         """Returns the log ends of these replicas, by broker, that arrive within ``timeout_s`` seconds."""
+        return {}
 
-    @abstractmethod
-    def own_replicas_failed(self, partitions: Sequence[tuple[bytes, int]]) -> None:
-        """Reports partitions (by topic id) that this broker cannot open to the controller."""
+    async def controlled_shutdown(self) -> None:
+        """Moves the leaderships of this broker to other brokers, where another replica can lead."""
 
-    @abstractmethod
-    def own_replicas_served(self, partitions: Sequence[tuple[bytes, int]]) -> None:
-        """Reports partitions (by topic id) that this broker serves again to the controller."""
+    async def prepare_stop(self) -> None:
+        """Stops the work that needs the registration; called before this broker leaves the cluster."""
+
+    async def stop(self) -> None:
+        """Stops the communication; called after this broker has left the cluster."""
+
+    # Replicas of this broker
 
     @abstractmethod
     def alter_isr(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
         """Requests ``isr`` from the controller, over the state of ``partition_epoch``."""
 
-    @abstractmethod
+    def is_registered(self, broker_id: int) -> bool:
+        """Whether a broker is live in the metadata of this broker."""
+        return broker_id in self._broker.metadata_cache.brokers
+
     def directory_failed(self) -> None:
         """Reports to the controller that a data directory of this broker has gone offline."""
 
-    @abstractmethod
-    async def controlled_shutdown(self) -> None:
-        """Moves the leaderships of this broker to other brokers, where another replica can lead."""
-
-    @abstractmethod
-    async def prepare_stop(self) -> None:
-        """Stops the work that needs the registration; called before this broker leaves the cluster."""
-
-    @abstractmethod
-    async def stop(self) -> None:
-        """Stops the communication; called after this broker has left the cluster."""
-
-
-class StandaloneServices(ClusterServices, RegistrationListener):
-    """For a broker with an embedded store, which has no other brokers."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-
-    @property
-    def registration_listener(self) -> RegistrationListener:
-        """These services."""
-        return self
-
-    def join_partitions(self) -> None:
-        """Does nothing: the partitions have no other replicas."""
-
-    def start(self) -> None:
-        """Does nothing."""
-
-    def announce(self, delta: Delta) -> None:
-        """Does nothing."""
-
-    def schedule_broker_refresh(self) -> None:
-        """Does nothing: the controller of a standalone broker does not watch registrations."""
-
-    async def request_log_ends(
-        self, wanted: Mapping[int, Sequence[TopicPartition]], timeout_s: float
-    ) -> LogEnds:
-        """Returns none: this broker is the only candidate of each of its partitions."""
-        return {}
+    def directory_distrusted(self) -> None:
+        """Writes the distrusted directories to the store."""
+        self._tasks.start(self._distrusted.save_with_retries())
 
     def own_replicas_failed(self, partitions: Sequence[tuple[bytes, int]]) -> None:
-        """Does nothing: no other broker has a replica."""
+        """Reports partitions (by topic id) that this broker cannot open to the controller."""
 
     def own_replicas_served(self, partitions: Sequence[tuple[bytes, int]]) -> None:
-        """Does nothing: no replica is offline in the image."""
+        """Reports partitions (by topic id) that this broker serves again to the controller."""
+
+    def topic_deletion_refused(self, topic: TopicImage) -> None:
+        """Repeats the deletion of a topic's logs."""
+        self._deletions.retry_topic(topic)
+
+    def replica_deletion_refused(self, topic: TopicImage, index: int) -> None:
+        """Repeats the deletion of a reassigned replica."""
+        self._deletions.retry_replica(topic, index)
+
+    def controller_moved(self) -> None:
+        """Resigns, because a broker knows a higher controller epoch."""
+        self._membership.controller_moved()
+
+
+class StandaloneServices(ClusterServices):
+    """For a broker with an embedded store, which has no other brokers."""
 
     def alter_isr(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
         """Rejects the change: the ISR of a standalone broker does not change."""
         self._broker.replica_manager.isr_refused(partition)
 
-    def directory_failed(self) -> None:
-        """Does nothing: no other broker has a replica."""
-
-    async def controlled_shutdown(self) -> None:
-        """Does nothing: no other broker can lead."""
-
-    async def prepare_stop(self) -> None:
-        """Does nothing."""
-
-    async def stop(self) -> None:
-        """Does nothing."""
-
-    def registered(self, epoch: int) -> None:
-        """Does nothing."""
-
-    def controller_changed(self, broker_id: int) -> None:
-        """Does nothing: this broker is the controller."""
-
     async def lost_replicas_cleared(self) -> None:
         """Elects leaders: the controller of a standalone broker does not watch registrations."""
         if self._broker.controller.is_active:
-            await self._broker.failover.brokers_changed()
-
-    def session_expired(self) -> None:
-        """Does nothing: the embedded store is in this process."""
-
-    def store_disconnected(self) -> None:
-        """Does nothing."""
-
-    def store_reconnected(self) -> None:
-        """Does nothing."""
+            await self._broker.controller.failover.brokers_changed()

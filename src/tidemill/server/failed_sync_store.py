@@ -12,7 +12,7 @@ from typing import Final
 
 from tidemill.coordination.coordination_store import SetData, Store, StoreError, ensure_paths
 from tidemill.coordination.encoding import NodeFormatError
-from tidemill.coordination.failed_sync_node import DistrustedNode
+from tidemill.coordination.nodes import DistrustedNode
 from tidemill.log.log_directories import DataDirectories
 from tidemill.server.store_retries import retry_until_written
 

@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from tidemill.broker.apply_leader_and_isr import LeaderAndIsrApplier
 from tidemill.broker.broker import Broker
-from tidemill.broker.controller_request_handler import TopicKey
 from tidemill.coordination.coordination_store import StoreError
-from tidemill.coordination.topic_image import TopicImage
+from tidemill.coordination.topic_image import TopicImage, TopicKey
 from tidemill.model.backoff import Backoff, retry
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.task_set import TaskSet

@@ -42,7 +42,7 @@ class PortInUse(TidemillError):
     """Another process listens on the port."""
 
 
-class Limits:
+class ConnectionQuotas:
     """The limits on the number of connections."""
 
     def __init__(
@@ -174,7 +174,7 @@ class SocketServer:
         self,
         loop: asyncio.AbstractEventLoop,
         handler: FrameHandler,
-        limits: Limits,
+        limits: ConnectionQuotas,
         connection_limits: ConnectionLimits,
         memory: MemoryPool,
     ) -> None:

@@ -33,7 +33,7 @@ async def handle(
         async for partition in slices.over(topic.partitions):
             wanted.append(_item(request, topic.topic_id, partition))
     try:
-        results = iter(await slices.wait_for(broker.failover.alter_isr(wanted)))
+        results = iter(await slices.wait_for(broker.controller.alter_partitions(wanted)))
     except (KafkaError, StoreError) as problem:
         return messages.AlterPartitionResponse(error_code=wire_error(problem).code, topics=[])
     response = messages.AlterPartitionResponse(error_code=0, topics=[])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.admin_log import log_changes
 from tidemill.broker.api_declaration import declare_api
-from tidemill.broker.large_requests import start_at_once
+from tidemill.broker.start_at_once import start_at_once
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.common import external_text
-from tidemill.broker.large_requests import start_at_once
+from tidemill.broker.start_at_once import start_at_once
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import describe_client_quotas as messages

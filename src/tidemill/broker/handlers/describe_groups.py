@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.common import shortened
-from tidemill.broker.large_requests import start_at_once
+from tidemill.broker.start_at_once import start_at_once
 from tidemill.groups.coordinator_effects import DescribedGroup
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey

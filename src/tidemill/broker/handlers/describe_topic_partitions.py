@@ -16,9 +16,9 @@ from tidemill.broker.handlers.common import (
     offline_replicas,
     served_partitions,
 )
-from tidemill.broker.large_requests import start_at_once
 from tidemill.broker.metadata_cache import ClusterImage, PartitionImage
 from tidemill.broker.request_context import RequestContext
+from tidemill.broker.start_at_once import start_at_once
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.apis import ApiKey

@@ -68,7 +68,7 @@ async def _find(
     if key_type != GROUP:
         text = f"coordinator type {key_type} does not exist: use 0 for groups, 1 for transactions"
         return ErrorCode.INVALID_REQUEST, text, NO_ENDPOINT
-    delayed_metadata = broker.delayed_metadata
+    delayed_metadata = broker.cluster.delayed_metadata if broker.cluster is not None else None
     while True:
         try:
             endpoint = await broker.group_coordinator.find_coordinator(key, context.listener.name)

@@ -18,12 +18,12 @@ async def handle(
     broker: Broker, context: RequestContext, request: messages.LeaderAndIsrRequest
 ) -> messages.LeaderAndIsrResponse:
     """Applies the request if it arrived at the listener for brokers."""
-    requests = broker.controller_requests
-    if requests is None or not broker.is_from_broker(context):
+    cluster = broker.cluster
+    if cluster is None or not broker.is_from_broker(context):
         return messages.LeaderAndIsrResponse(
             error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, partition_errors=[], topics=[]
         )
-    return await requests.leader_and_isr(request, context.peer.number)
+    return await cluster.controller_requests.leader_and_isr(request, context.peer.number)
 
 
 API: Final = declare_api(ApiKey.LEADER_AND_ISR, 5, 7, lambda: messages.LeaderAndIsrRequest, handle)

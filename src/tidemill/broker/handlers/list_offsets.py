@@ -10,7 +10,8 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
-from tidemill.broker.large_requests import RequestSlices, start_at_once
+from tidemill.broker.large_requests import RequestSlices
+from tidemill.broker.start_at_once import start_at_once
 from tidemill.log.timestamp_lookup_job import TimeLookup, is_cached_lookup
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.replication.delayed_operations import CONSUMER

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.common import external_text
-from tidemill.broker.large_requests import start_at_once
 from tidemill.broker.metadata_cache import PartitionImage
 from tidemill.broker.request_context import RequestContext
+from tidemill.broker.start_at_once import start_at_once
 from tidemill.model.errors import KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey

@@ -23,9 +23,9 @@ from tidemill.broker.handlers.common import (
     reachable,
     served_partitions,
 )
-from tidemill.broker.large_requests import start_at_once
 from tidemill.broker.metadata_cache import ClusterImage, PartitionImage, TopicImage
 from tidemill.broker.request_context import RequestContext
+from tidemill.broker.start_at_once import start_at_once
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.apis import ApiKey
@@ -85,14 +85,14 @@ async def _create_and_respond(
 
 
 def _may_be_delayed(broker: Broker) -> bool:
-    return broker.delayed_metadata is not None and bool(broker.delayed_metadata.suspected)
+    return broker.cluster is not None and bool(broker.cluster.delayed_metadata.suspected)
 
 
 async def _delay_and_respond(
     broker: Broker, context: RequestContext, request: messages.MetadataRequest, errors: dict[str, ErrorCode]
 ) -> messages.MetadataResponse:
     """Responds once no leader in the response may have just ended, or when that takes too long."""
-    delayed_metadata = broker.delayed_metadata
+    delayed_metadata = broker.cluster.delayed_metadata if broker.cluster is not None else None
     while delayed_metadata is not None and delayed_metadata.suspected:
         change_count = delayed_metadata.change_count
         if not await _requests_any(await delayed_metadata.topics_led_by_suspected(), context, request):

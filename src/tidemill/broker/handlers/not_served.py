@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import HandledApi, ServedApi, declare_api
-from tidemill.broker.large_requests import start_at_once
+from tidemill.broker.start_at_once import start_at_once
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import API, ApiKey
 from tidemill.wire.error_responses import error_response_in_slices

@@ -18,12 +18,12 @@ async def handle(
     broker: Broker, context: RequestContext, request: messages.StopReplicaRequest
 ) -> messages.StopReplicaResponse:
     """Applies the request if it arrived at the listener for brokers."""
-    requests = broker.controller_requests
-    if requests is None or not broker.is_from_broker(context):
+    cluster = broker.cluster
+    if cluster is None or not broker.is_from_broker(context):
         return messages.StopReplicaResponse(
             error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, partition_errors=[]
         )
-    return await requests.stop_replica(request, context.peer.number)
+    return await cluster.controller_requests.stop_replica(request, context.peer.number)
 
 
 API: Final = declare_api(ApiKey.STOP_REPLICA, 3, 4, lambda: messages.StopReplicaRequest, handle)

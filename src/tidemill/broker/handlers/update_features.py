@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.api_versions import FEATURES
 from tidemill.broker.handlers.common import shortened
-from tidemill.broker.large_requests import start_at_once
+from tidemill.broker.start_at_once import start_at_once
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import update_features as messages

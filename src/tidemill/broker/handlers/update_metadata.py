@@ -18,10 +18,10 @@ async def handle(
     broker: Broker, context: RequestContext, request: messages.UpdateMetadataRequest
 ) -> messages.UpdateMetadataResponse:
     """Applies the request if it arrived at the listener for brokers."""
-    requests = broker.controller_requests
-    if requests is None or not broker.is_from_broker(context):
+    cluster = broker.cluster
+    if cluster is None or not broker.is_from_broker(context):
         return messages.UpdateMetadataResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    return await requests.update_metadata(request, context.peer.number)
+    return await cluster.controller_requests.update_metadata(request, context.peer.number)
 
 
 API: Final = declare_api(ApiKey.UPDATE_METADATA, 7, 8, lambda: messages.UpdateMetadataRequest, handle)

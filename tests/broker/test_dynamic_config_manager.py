@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.broker.dynamic_broker_config import DynamicBrokerConfig
+from tidemill.broker.dynamic_config_manager import DynamicConfigManager
 from tidemill.broker.metadata_cache import MetadataCache
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.coordination_store import Create, SetData, StoreUnavailable, ensure_paths
@@ -154,7 +154,7 @@ def run_with_notifications(
         metadata = MetadataCache(ClusterImage(topics={"t": TopicImage("t", b"t" * 16, (), {})}))
         its_controller: Any = controller if controller is not None else ReplacedController()
         applier: Any = requests
-        watch = DynamicBrokerConfig(1, store, metadata, its_controller, applier, requests)
+        watch = DynamicConfigManager(1, store, metadata, its_controller, applier, requests)
         watch.start()
         try:
             await asyncio.wait_for(requests.changed.wait(), ROOM_S)

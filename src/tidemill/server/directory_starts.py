@@ -16,8 +16,8 @@ from __future__ import annotations
 import logging
 
 from tidemill.coordination.coordination_store import SetData, Store, ensure_paths
-from tidemill.coordination.directory_starts_node import DirectoryStartsNode
 from tidemill.coordination.encoding import NodeFormatError
+from tidemill.coordination.nodes import DirectoryStartsNode
 from tidemill.log.file_names import START
 from tidemill.log.log_directories import DataDirectories, DataDirectory
 from tidemill.server.store_retries import retry_until_written

@@ -11,14 +11,14 @@ import pytest
 from test_lost_replica_detection import NODE, NOW, TOPIC_ID, fill, image_of
 
 from tidemill.coordination.coordination_store import SetData
-from tidemill.coordination.directory_starts_node import DirectoryStartsNode
 from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.lost_replicas import LostReplicas
+from tidemill.coordination.nodes import DirectoryStartsNode
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
 from tidemill.log.system_files import SystemFiles
+from tidemill.server.directory_starts import DirectoryStarts
 from tidemill.server.lost_replica_detection import detect_lost_replicas
-from tidemill.server.stale_directories import DirectoryStarts
 
 IMAGE = image_of([1, 2], [1, 2], [2, 1], [2, 1])
 ALL = frozenset(range(4))

@@ -28,6 +28,7 @@ from tidemill.log.aborted_transactions import AbortedTransactions
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
 from tidemill.log.system_files import SystemFiles
+from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.system_interfaces import Clock
 from tidemill.model.task_set import TaskSet
 from tidemill.net.connection import Connection
@@ -185,7 +186,11 @@ class Bench:
     ) -> None:
         """Creates or alters a topic with this broker as the only in-sync replica."""
         states = [PartitionState(index, NODE, 0, replicas, (NODE,)) for index in range(partitions)]
-        self.manager.put_topic(topic, IDS[topic], topic == OFFSETS, states, LogConfig(**settings))
+        run_at_once(
+            self.manager.put_topic_in_slices(
+                topic, IDS[topic], topic == OFFSETS, states, LogConfig(**settings)
+            )
+        )
 
     def partition(self, topic: str = "t", index: int = 0) -> Partition:
         """Returns a partition."""

@@ -143,13 +143,14 @@ def server(
 ) -> Any:
     """The part of DynamicBrokerConfig that applies changed defaults."""
     entries = {one.name.encode(): SimpleNamespace(name=one.name) for one in topics}
-    partitions = SimpleNamespace(topics=SimpleNamespace(by_name=entries), reconfigure=reconfigure)
+    partitions = SimpleNamespace(
+        topics=SimpleNamespace(by_name=entries), reconfigure=reconfigure, clock=SystemClock()
+    )
     metadata = SimpleNamespace(image=image_of(*topics))
     return SimpleNamespace(
         _replica_manager=partitions,
         _current_config=lambda: config,
         _metadata_cache=metadata,
-        _clock=SystemClock(),
     )
 
 

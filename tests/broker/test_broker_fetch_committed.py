@@ -10,10 +10,11 @@ import pytest
 from paths_bench import NODE, NOW, Bench, Client, bench_in, parts_of
 
 from record_builders import build_batch
-from tidemill.broker.handlers.list_offsets import LATEST, MAX_TIMESTAMP, look_up
+from tidemill.broker.handlers.list_offsets import look_up
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_end_marker
+from tidemill.wire.list_offset_timestamps import LATEST, MAX_TIMESTAMP
 from tidemill.wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest
 
 LONG_MS = 60_000

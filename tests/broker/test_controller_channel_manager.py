@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tidemill.broker import controller_channel_manager
-from tidemill.broker.connect_errors import REFUSALS_OF_ENDED_BROKER, RETRY_S, connect_with_retries
+from tidemill.broker.connect_retries import REFUSALS_OF_ENDED_BROKER, RETRY_S, connect_with_retries
 from tidemill.broker.controller_channel_manager import (
     BrokerStateListener,
     ControllerChannel,

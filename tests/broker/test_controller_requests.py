@@ -503,7 +503,7 @@ async def test_the_log_of_a_former_topic_is_set_aside_for_the_recreated_one(
 ) -> None:
     async with broker_stage() as stage:
         broker = stage.broker
-        broker.replica_manager.following = Followed()
+        broker.replica_manager.replica_fetcher_manager = Followed()
         broker.log_manager.create(TopicPartition("t", 0), FIRST, LogConfig(), 0)
         if is_reported:
             # No other broker has a replica, and this broker has reported its own as missing.
@@ -528,7 +528,7 @@ async def test_the_log_of_a_former_topic_is_set_aside_for_the_recreated_one(
 async def test_the_log_of_another_topic_is_kept_if_no_other_broker_has_the_records(has_others: bool) -> None:
     async with broker_stage() as stage:
         broker = stage.broker
-        broker.replica_manager.following = Followed() if has_others else None
+        broker.replica_manager.replica_fetcher_manager = Followed() if has_others else None
         broker.log_manager.create(TopicPartition("t", 0), FIRST, LogConfig(), 0)
         # The store may be a restored backup: the partition is not new, and no other broker leads it.
         await stage.lead("t", SECOND, 0, leader_epoch=3 if has_others else 0, fails=True)
@@ -546,7 +546,7 @@ async def test_a_recreated_topic_serves_no_records_of_a_directory_of_the_former_
 
     async with broker_stage() as stage:
         broker = stage.broker
-        broker.replica_manager.following = Followed()
+        broker.replica_manager.replica_fetcher_manager = Followed()
         log = broker.log_manager.create(key, FIRST, LogConfig(), 0)
         data = build_batch([(0, b"k", b"former", None)])
         log.append(parse_batch(data, 0, len(data)), 0, 0)

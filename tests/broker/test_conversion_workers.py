@@ -232,21 +232,21 @@ def test_a_process_started_during_close_ends(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_bytes_of_running_jobs_are_limited_and_a_larger_job_runs_alone() -> None:
     budget = Budget(100)
-    budget.take(500)
+    budget.acquire(500)
     taken: list[int] = []
 
     def take() -> None:
-        budget.take(60)
+        budget.acquire(60)
         taken.append(60)
 
     workers = [threading.Thread(target=take) for _ in range(2)]
     for worker in workers:
         worker.start()
     assert (taken, budget.used) == ([], 500)
-    budget.give_back(500)
+    budget.release(500)
     until(lambda: taken == [60])
     assert budget.used == 60
-    budget.give_back(60)
+    budget.release(60)
     for worker in workers:
         worker.join(WAIT_S)
     assert (taken, budget.used) == ([60, 60], 60)
@@ -254,11 +254,11 @@ def test_the_bytes_of_running_jobs_are_limited_and_a_larger_job_runs_alone() -> 
 
 def test_later_jobs_do_not_overtake_a_large_job() -> None:
     budget = Budget(100)
-    budget.take(60)
+    budget.acquire(60)
     taken: list[int] = []
 
     def take(count: int) -> None:
-        budget.take(count)
+        budget.acquire(count)
         taken.append(count)
 
     workers = []
@@ -267,9 +267,9 @@ def test_later_jobs_do_not_overtake_a_large_job() -> None:
         workers[-1].start()
         until(lambda number=number: len(budget._queue) == number)  # type: ignore[misc]
     assert taken == []
-    budget.give_back(60)
+    budget.release(60)
     until(lambda: taken == [500])
-    budget.give_back(500)
+    budget.release(500)
     for worker in workers:
         worker.join(WAIT_S)
     assert (sorted(taken[1:]), budget.used) == ([30, 40], 70)

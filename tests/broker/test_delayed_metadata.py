@@ -18,8 +18,7 @@ from tidemill.broker.delayed_metadata import COMPLETED_PER_TURN, DELAY_S_MAX, De
 from tidemill.broker.large_requests import RequestSlices
 from tidemill.coordination.cluster_image import BrokerImage, ClusterImage, Delta
 from tidemill.coordination.nodes import BrokerRegistration, Endpoint
-from tidemill.coordination.topic_image import PartitionImage, TopicImage
-from tidemill.groups.coordinator_interfaces import OFFSETS_TOPIC
+from tidemill.coordination.topic_image import OFFSETS_TOPIC, PartitionImage, TopicImage
 from tidemill.server.broker_server import BrokerServer
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.describe_cluster import DescribeClusterRequest

@@ -28,6 +28,7 @@ from tidemill.log.log_directories import DataDirectory
 from tidemill.log.log_manager import LogManager
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, StorageError
+from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.types import TopicPartition
 from tidemill.net.peer import Listener, Peer
 from tidemill.records.batch import parse_batch
@@ -55,9 +56,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     with bench_in(tmp_path) as bench:
         one = Stage(bench)
         limits = FetchLimits(wait_ms=FETCH_WAIT_MS, backoff_ms=20)
-        one.following = ReplicaFetcherManager(
-            FOLLOWER, limits, one.connect, SystemClock(), one.storage_failed, node_epoch=1
-        )
+        one.following = ReplicaFetcherManager(FOLLOWER, limits, one.connect, SystemClock(), node_epoch=1)
         fill(bench)
         yield one
         one.run(one.following.stop)
@@ -310,7 +309,7 @@ class Managed:
             FOLLOWER, self.logs, SystemClock(), loop, disk, disk, IgnoringReplicaManagerListener()
         )
         states = [PartitionState(index, NODE, 0, REPLICAS, REPLICAS) for index in range(3)]
-        self.manager.put_topic("t", IDS["t"], False, states, LogConfig())
+        run_at_once(self.manager.put_topic_in_slices("t", IDS["t"], False, states, LogConfig()))
 
 
 def test_a_follower_that_crashes_after_the_response_keeps_the_log_start(stage: Stage) -> None:
@@ -365,10 +364,8 @@ def test_a_log_start_that_a_killed_process_did_not_store_is_reported_once_it_is_
     files.kill()
     managed = Managed(stage.bench.loop, files, disk)
     limits = FetchLimits(wait_ms=FETCH_WAIT_MS, backoff_ms=20)
-    stage.following = ReplicaFetcherManager(
-        FOLLOWER, limits, stage.connect, SystemClock(), stage.storage_failed, node_epoch=2
-    )
-    managed.manager.following = stage.following
+    stage.following = ReplicaFetcherManager(FOLLOWER, limits, stage.connect, SystemClock(), node_epoch=2)
+    managed.manager.replica_fetcher_manager = stage.following
     partition = next(managed.manager.all())
     assert partition.log.start_offset == 6
     stage.run(lambda: managed.manager.follow(partition))

@@ -14,13 +14,14 @@ from default_limits import EntryCursor, RecordLimits, down
 from record_builders import build_batch, build_message_set
 from tidemill.broker import down_conversion
 from tidemill.broker.conversion_workers import ConversionWorkers
-from tidemill.broker.down_conversion import INLINE_BYTES, PIECE_BYTES, DownRange, unpacked_bound
+from tidemill.broker.down_conversion import INLINE_BYTES, PIECE_BYTES, DownRange
 from tidemill.log.batch_scan import BatchScan
 from tidemill.log.log_segment import LogRange
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.records.batch import GZIP, LZ4, NO_COMPRESSION, RECORDS
 from tidemill.records.compression import unpacked_bytes_bound
+from tidemill.records.format_conversion import unpacked_bytes_max
 from tidemill.records.legacy_formats import parse_entry
 
 MAGIC = 1
@@ -38,6 +39,7 @@ class Replica:
     """What a range asks of a partition."""
 
     def __init__(self) -> None:
+        self.topic = "t"
         self.fetch_conversions = 0
         self.validation_limits = RecordLimits()
         self.log = SimpleNamespace(config=SimpleNamespace(message_downconversion_enable=True))
@@ -194,29 +196,42 @@ def test_a_wrapper_without_room_is_returned_next_from_its_first_message() -> Non
     assert [offset for offset, _, _ in read_whole(rest.data, 1)] == [1, 2, 3, 4]
 
 
+LIMIT = 1 << 30
+
+
 @pytest.mark.parametrize("codec", [NO_COMPRESSION, GZIP, LZ4])
-def test_the_size_bound_of_a_batch_is_its_largest_unpacked_size(
-    monkeypatch: pytest.MonkeyPatch, codec: int
-) -> None:
-    monkeypatch.setattr(down_conversion, "INLINE_BYTES", 1 << 30)
+def test_the_size_bound_of_a_batch_is_its_largest_unpacked_size(codec: int) -> None:
     one = build_batch([(1, b"k", b"v" * 50, None)] * 9, codec)
-    packed = 0 if codec == NO_COMPRESSION else int(unpacked_bytes_bound(codec, one, RECORDS, len(one)))
+    unpacked = int(unpacked_bytes_bound(codec, one, RECORDS, len(one)))
     for count in (1, 2):
         data = one * count
-        assert unpacked_bound(data) == count * (len(one) + packed)
-        # What is cut counts as far as its header tells.
-        assert unpacked_bound(data[:-1]) == (count - 1) * (len(one) + packed) + len(one)
-    assert unpacked_bound(b"") == unpacked_bound(one[: RECORDS - 1]) == 0
+        assert unpacked_bytes_max(data, LIMIT) == count * unpacked
+        # A batch that is cut off is not converted.
+        assert unpacked_bytes_max(data[:-1], LIMIT) == (count - 1) * unpacked
+    assert unpacked_bytes_max(b"", LIMIT) == unpacked_bytes_max(one[: RECORDS - 1], LIMIT) == 0
 
 
-@pytest.mark.parametrize(("codec", "factor"), [(NO_COMPRESSION, 0), (GZIP, 1032), (LZ4, 255)])
 @pytest.mark.parametrize("magic", [0, 1])
-def test_the_size_bound_of_a_wrapper_depends_on_its_codec(magic: int, codec: int, factor: int) -> None:
+@pytest.mark.parametrize("codec", [GZIP, LZ4])
+def test_the_size_bound_of_a_wrapper_is_that_of_its_value(magic: int, codec: int) -> None:
     data = build_message_set(magic, [(1, b"k", b"v" * 100)], codec)
-    assert unpacked_bound(data) == len(data) * (1 + factor)
+    wrapper = parse_entry(data, 0, len(data))
+    value = int(wrapper.value_position), int(wrapper.value_position + wrapper.value_length)
+    assert unpacked_bytes_max(data, LIMIT) == unpacked_bytes_bound(codec, data, *value) > 100
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_the_size_bound_of_uncompressed_messages_is_their_size(magic: int) -> None:
+    data = build_message_set(magic, [(1, b"k", b"v" * 100)] * 3, NO_COMPRESSION)
+    assert unpacked_bytes_max(data, LIMIT) == len(data)
 
 
 def test_the_size_bound_counts_the_first_large_batch_only() -> None:
     one = build_batch([(1, b"k", bytes(INLINE_BYTES), None)])
-    assert unpacked_bound(one) == len(one)
-    assert unpacked_bound(one + one) == len(one)
+    assert unpacked_bytes_max(one + one, INLINE_BYTES) == len(one) - RECORDS
+
+
+def test_the_size_bound_counts_no_batch_after_an_invalid_one() -> None:
+    one = build_batch([(1, b"k", b"v", None)])
+    invalid = one[:8] + (-1).to_bytes(4, "big", signed=True) + one[12:]
+    assert unpacked_bytes_max(one + invalid + one, LIMIT) == len(one) - RECORDS

@@ -22,12 +22,13 @@ from paths_bench import (
 from replica_stage import Broker
 
 from default_limits import iter_records
-from tidemill.broker.handlers.list_offsets import EARLIEST, look_up
+from tidemill.broker.handlers.list_offsets import look_up
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, parse_batch
 from tidemill.replication.partition import Partition
 from tidemill.replication.replica_fetcher import FetchLimits, ReplicaFetcher
+from tidemill.wire.list_offset_timestamps import EARLIEST
 from tidemill.wire.messages.fetch import ReplicaState
 from tidemill.wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest
 

@@ -187,7 +187,7 @@ def test_a_new_producer_gets_a_new_id_and_epoch_0(
     async def next_id() -> int:
         return 42
 
-    broker: Any = SimpleNamespace(producer_ids=SimpleNamespace(next=next_id))
+    broker: Any = SimpleNamespace(producer_id_manager=SimpleNamespace(next=next_id))
     request = InitProducerIdRequest(transactional_id=transactional_id)
     answer = asyncio.run(init_producer_id.handle(broker, CONTEXT, request))
     assert (answer.error_code, answer.producer_id, answer.producer_epoch) == outcome
@@ -198,7 +198,7 @@ def test_the_response_has_the_error_if_no_producer_id_is_available() -> None:
         raise KafkaError("the store is away", ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     request = InitProducerIdRequest(transactional_id=None)
-    broker: Any = SimpleNamespace(producer_ids=SimpleNamespace(next=next_id))
+    broker: Any = SimpleNamespace(producer_id_manager=SimpleNamespace(next=next_id))
     answer = asyncio.run(init_producer_id.handle(broker, CONTEXT, request))
     assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (
         ErrorCode.COORDINATOR_NOT_AVAILABLE,

@@ -208,7 +208,7 @@ def test_an_error_in_a_large_fetch_closes_its_connection_and_unregisters_it(
         raise RuntimeError("a fault of ours")
 
     client = sliced.client()
-    monkeypatch.setattr(LargeFetch, "_end_look_up", break_off)
+    monkeypatch.setattr(LargeFetch, "_follow_state", break_off)
     wanted = {("t", 0): 0, ("t", 1): 0, ("t", 2): 0}
     client.fetch(11, wanted, session_epoch=epoch, max_wait_ms=LONG_MS)
     sliced.until(lambda: bool(client.connection.closed) and not sliced.tasks)

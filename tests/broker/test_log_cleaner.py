@@ -39,6 +39,7 @@ from tidemill.log.system_files import SystemFiles
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError, StorageError
+from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.types import TopicPartition
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import parse_batch
@@ -332,11 +333,11 @@ def test_a_deleted_key_stays_deleted_after_a_concurrent_move(
             IgnoringReplicaManagerListener(),
         )
         states = [PartitionState(0, 1, 0, (1,), (1,))]
-        replicas.put_topic("t", bytes(16), False, states, COMPACTED_AT_ONCE)
+        run_at_once(replicas.put_topic_in_slices("t", bytes(16), False, states, COMPACTED_AT_ONCE))
 
         async def begin() -> None:
-            replicas.mover.piece_bytes = 1
-            replicas.mover.begin(log.topic_partition, target)
+            replicas.replica_alter_log_dirs.piece_bytes = 1
+            replicas.replica_alter_log_dirs.begin(log.topic_partition, target)
             await asyncio.sleep(0.2)
             await stage.write_recovery_points()
 
@@ -355,7 +356,7 @@ def test_a_deleted_key_stays_deleted_after_a_concurrent_move(
             stage.worker.clean = clean_slowly
         await stage.compaction.clean_dirtiest()
         cleaned.set()
-        while tasks := list(replicas.mover._tasks):
+        while tasks := list(replicas.replica_alter_log_dirs._tasks):
             await asyncio.wait(tasks)
         moved = stage.logs.logs[log.topic_partition]
         assert moved is not log

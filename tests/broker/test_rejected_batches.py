@@ -12,9 +12,8 @@ from default_limits import iter_records
 from tidemill.broker.produce_codec import PartitionRecords
 from tidemill.broker.rejected_batches import REJECTION_MS, REJECTIONS_MAX, RejectedBatches
 from tidemill.log.errors import DiskFull
-from tidemill.log.producer_state_manager import SEQUENCE_MAX
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.records.batch import Batch, parse_batch
+from tidemill.records.batch import SEQUENCE_MAX, Batch, parse_batch
 
 NOT_ENOUGH = (ErrorCode.NOT_ENOUGH_REPLICAS, -1)
 OUT_OF_ORDER = (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)

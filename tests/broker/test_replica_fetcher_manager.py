@@ -51,13 +51,10 @@ class Stage:
         self.refuse = False
         self.fault: Exception | None = None
         self.strange: list[Any] = []
-        self.failures: list[StorageError] = []
         self.logs = Logs(FOLLOWER, 3)
         self.partitions = self.logs.partitions
         limits = FetchLimits(wait_ms=50, backoff_ms=20)
-        self.following = ReplicaFetcherManager(
-            FOLLOWER, limits, self.connect, SystemClock(), self.storage_failed, node_epoch=1
-        )
+        self.following = ReplicaFetcherManager(FOLLOWER, limits, self.connect, SystemClock(), node_epoch=1)
         for index, partition in enumerate(self.partitions):
             bench.partition("t", index).apply_state(NODE, 0, REPLICAS, REPLICAS, partition_epoch=0, now_ms=0)
             partition.apply_state(NODE, 0, REPLICAS, REPLICAS, partition_epoch=-1, now_ms=0)
@@ -83,9 +80,6 @@ class Stage:
         link.versions = {ApiKey.FETCH: (4, 18)}
         self.links.append(link)
         return link
-
-    def storage_failed(self, partition: Partition, problem: StorageError) -> None:
-        self.failures.append(problem)
 
     def run(self, what: Callable[[], Any]) -> None:
         async def call() -> None:
@@ -153,9 +147,7 @@ def test_the_next_fetch_has_the_broker_epoch_of_a_new_registration(stage: Stage)
 def test_a_partition_is_fetched_again_after_its_flush(stage: Stage) -> None:
     """With flush.messages=1 the next fetch has the flushed offset, and does not wait for a backoff."""
     limits = FetchLimits(wait_ms=PATIENCE_MS, backoff_ms=PATIENCE_MS)
-    stage.following = ReplicaFetcherManager(
-        FOLLOWER, limits, stage.connect, SystemClock(), stage.storage_failed, node_epoch=1
-    )
+    stage.following = ReplicaFetcherManager(FOLLOWER, limits, stage.connect, SystemClock(), node_epoch=1)
     partition = stage.partitions[0]
     partition.log.set_config(LogConfig(flush_messages=1))
     stage.run(lambda: stage.following.add_partition(partition))
@@ -171,9 +163,7 @@ def test_a_partition_is_fetched_again_after_its_flush(stage: Stage) -> None:
 def test_new_partitions_complete_a_delayed_fetch(stage: Stage) -> None:
     """The leader completes the delayed fetch on the next request: nothing else would for a minute."""
     limits = FetchLimits(wait_ms=PATIENCE_MS, backoff_ms=PATIENCE_MS)
-    stage.following = ReplicaFetcherManager(
-        FOLLOWER, limits, stage.connect, SystemClock(), stage.storage_failed, node_epoch=1
-    )
+    stage.following = ReplicaFetcherManager(FOLLOWER, limits, stage.connect, SystemClock(), node_epoch=1)
     stage.run(lambda: stage.following.add_partition(stage.partitions[0]))
     client = stage.bench.client()
     client.append(b"a")
@@ -240,7 +230,7 @@ def test_a_failed_write_is_logged_and_retried_without_effect_on_other_partitions
     client.produced(9)
     client.append(b"b", index=1)
     stage.bench.until(stage.same)
-    assert len(stage.failures) == 1
+    assert len(stage.logs.events.failures) == 1
     assert caplog.text.count("fetching t-0 failed") == 1
 
 
@@ -343,9 +333,7 @@ def test_transient_errors_cause_a_warning_only_if_they_last(
     stage: Stage, caplog: pytest.LogCaptureFixture, code: ErrorCode
 ) -> None:
     clock = ManualClock()
-    stage.following = ReplicaFetcherManager(
-        FOLLOWER, FetchLimits(), stage.connect, clock, stage.storage_failed, node_epoch=1
-    )
+    stage.following = ReplicaFetcherManager(FOLLOWER, FetchLimits(), stage.connect, clock, node_epoch=1)
     stage.run(lambda: stage.following.add_partition(stage.partitions[0]))
     loop: ReplicaFetcherTask = next(iter(stage.following._fetcher_tasks.values()))
     failure = PartitionFailure(
@@ -370,9 +358,7 @@ def test_transient_errors_of_successive_epochs_cause_no_warning(
 ) -> None:
     """A reassignment raises the leader epoch every few seconds; one or two fetches precede each change."""
     clock = ManualClock()
-    stage.following = ReplicaFetcherManager(
-        FOLLOWER, FetchLimits(), stage.connect, clock, stage.storage_failed, node_epoch=1
-    )
+    stage.following = ReplicaFetcherManager(FOLLOWER, FetchLimits(), stage.connect, clock, node_epoch=1)
     partition = stage.partitions[0]
     for _ in range(10):
         stage.run(lambda: stage.following.add_partition(partition))

@@ -11,9 +11,10 @@ import paths_bench
 import pytest
 from paths_bench import FETCH, NODE, Bench, HeldExecutor, batch, bench_in, fetch_request, parts_of, values_of
 
-from tidemill.broker.handlers.list_offsets import LATEST, look_up, look_up_segments
+from tidemill.broker.handlers.list_offsets import look_up, look_up_segments
 from tidemill.log.log_config import LogConfig
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.wire.list_offset_timestamps import LATEST
 from tidemill.wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest
 
 OTHER = 2

@@ -89,7 +89,7 @@ async def test_metrics_of_many_partitions_are_collected_in_several_turns(tmp_pat
         finally:
             del entry.partitions[-3 * PARTITIONS_A_TURN :]
         assert found.count(None) - before == 3
-        (partitions,) = [one for one in found if one is not None and one.name == "tidemill_partitions"]
+        (partitions,) = [one for one in found if one is not None and one.name == "tidemill_partition_count"]
         ((_, count),) = partitions.samples
         assert count == sum(1 for _ in server.broker.replica_manager.all()) + 3 * PARTITIONS_A_TURN
 

@@ -10,7 +10,13 @@ import pytest
 
 from tidemill.client.config import ClientConfig
 from tidemill.client.config_keys import CONSUMER
-from tidemill.client.consumer_coordinator import ConsumerCoordinator, MemberState
+from tidemill.client.consumer_coordinator import (
+    COMPLETING_REBALANCE,
+    LOST,
+    PREPARING_REBALANCE,
+    STABLE,
+    ConsumerCoordinator,
+)
 from tidemill.client.coordinator_warnings import WARN_AFTER_S, WARN_AGAIN_S, CoordinatorWarnings
 from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError, error_for
 from tidemill.client.network_client import NetworkClient
@@ -60,13 +66,13 @@ def test_a_failed_heartbeat_is_reported_unless_the_client_is_closed(
     settings = {"bootstrap.servers": "unused:1", "group.id": "g", "heartbeat.interval.ms": 1}
     cluster = NetworkClient(ClientConfig(CONSUMER, settings))
     member: Any = ConsumerCoordinator(cluster, [], SimpleNamespace())  # type: ignore[arg-type]
-    member.state = MemberState.STABLE
+    member.state = STABLE
     tries: list[float] = []
 
     def fail(deadline: float) -> Any:
         tries.append(deadline)
         if len(tries) == 2:  # The thread has handled the first failure. It ends after the second.
-            member._closing = True
+            member._stopped.set()
         raise problem
 
     monkeypatch.setattr(member, "connection", fail)
@@ -74,4 +80,20 @@ def test_a_failed_heartbeat_is_reported_unless_the_client_is_closed(
     assert len(tries) == 2
     current = cluster.coordinator_warnings.current
     assert (current[:2] if current is not None else None) == (("g", reason) if reason else None)
+    cluster.close()
+
+
+def test_a_lost_membership_waits_for_the_response_to_a_join() -> None:
+    settings = {"bootstrap.servers": "unused:1", "group.id": "g"}
+    cluster = NetworkClient(ClientConfig(CONSUMER, settings))
+    member: Any = ConsumerCoordinator(cluster, [], SimpleNamespace())  # type: ignore[arg-type]
+    for state, after in (
+        (PREPARING_REBALANCE, PREPARING_REBALANCE),
+        (COMPLETING_REBALANCE, LOST),
+        (STABLE, LOST),
+    ):
+        member.state, member.member_id, member.generation = state, "m", 3
+        member.membership_lost()
+        assert member.state == after
+        assert (member.member_id, member.generation) == (("", -1) if after == LOST else ("m", 3))
     cluster.close()

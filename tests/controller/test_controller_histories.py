@@ -206,14 +206,14 @@ class History(RuleBasedStateMachine):
 
     # Requests of administrators
 
-    @precondition(lambda self: self.partition.is_moving)
+    @precondition(lambda self: self.partition.is_reassigning)
     @rule()
     def cancel(self) -> None:
         self.request_replicas(None)
 
     @rule(replicas=st.lists(BROKERS, min_size=1, max_size=3, unique=True), again=st.booleans())
     def reassign(self, replicas: list[int], again: bool) -> None:
-        if again or not self.partition.is_moving:
+        if again or not self.partition.is_reassigning:
             self.request_replicas(replicas)
 
     def request_replicas(self, replicas: list[int] | None) -> None:
@@ -263,7 +263,7 @@ class History(RuleBasedStateMachine):
         for broker in list(self.partition.replicas):
             self.fetch(broker, True)
         self.commit()
-        assert not self.partition.is_moving
+        assert not self.partition.is_reassigning
         assert set(self.partition.isr) == set(self.partition.replicas) == set(self.logs)
         assert all(log == self.logs[self.partition.leader] for log in self.logs.values())
 

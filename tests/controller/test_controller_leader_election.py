@@ -29,9 +29,10 @@ from tidemill.coordination.cluster_image import BrokerImage, ClusterImage
 from tidemill.coordination.coordination_store import SetData
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import BrokerRegistration
-from tidemill.coordination.topic_image import NO_BROKER, PartitionImage, TopicImage
+from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.event_loop_slices import run_at_once
+from tidemill.model.types import NO_BROKER
 from unpaused import plan_broker_change, plan_failed_replicas
 
 UNSYNCED = LostReplicas(unsynced=True)

@@ -15,9 +15,8 @@ from tidemill.controller.preferred_leader_election import (
     plan_elections,
 )
 from tidemill.coordination.cluster_image import ClusterImage
-from tidemill.coordination.topic_image import NO_BROKER
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.types import TopicPartition
+from tidemill.model.types import NO_BROKER, TopicPartition
 
 PREFERRED, UNCLEAN = ElectionType.PREFERRED, ElectionType.UNCLEAN
 

@@ -22,9 +22,9 @@ from tidemill.controller.reassignment import (
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.coordination_store import Delete, SetData
 from tidemill.coordination.nodes import ReassignmentNode, TopicNode
-from tidemill.coordination.topic_image import NO_BROKER, PartitionImage, TopicImage
+from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.model.errors import ErrorCode
-from tidemill.model.types import TopicPartition
+from tidemill.model.types import NO_BROKER, TopicPartition
 
 FIRST = TopicPartition("t", 0)
 
@@ -345,7 +345,7 @@ def test_no_step_loses_a_record(
         before.leader_epoch + 1,
         before.partition_epoch + 1,
     )
-    if after.is_moving:
+    if after.is_reassigning:
         assert set(after.origin) == set(before.origin), "the reassignment can still be reverted"
 
 
@@ -357,9 +357,9 @@ def test_exactly_the_reassignments_with_replicas_in_sync_complete(image: Cluster
         for before, after in zip(before_topic.partitions, settled.topics[name].partitions, strict=True):
             if after is before:
                 able = set(before.target) & set(image.brokers)
-                assert not before.is_moving or not (set(before.target) <= set(before.isr) and able)
+                assert not before.is_reassigning or not (set(before.target) <= set(before.isr) and able)
                 continue
             assert after.replicas == before.target
             assert set(after.isr) == set(after.replicas)
             assert after.leader in after.isr
-            assert not after.is_moving
+            assert not after.is_reassigning

@@ -159,7 +159,7 @@ def test_a_returning_broker_receives_deletions_whichever_store_call_fails(
         has_more = silence.end()
         published = [delta for delta in setting.deltas if 1 in delta.image.brokers]
         assert "gone" in [topic.name for delta in published for topic in delta.deleted]
-        assert not controller.image.topics["t"].partitions[0].is_moving
+        assert not controller.image.topics["t"].partitions[0].is_reassigning
         return has_more
 
     assert for_each_call(tmp_path, story) > 5

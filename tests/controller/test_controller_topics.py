@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tidemill.controller.leader_election import plan_topic_elections
 from tidemill.controller.replica_placement import alternate_racks, place_replicas
-from tidemill.controller.topic_names import UsedTopicNames
+from tidemill.controller.topic_name_validator import UsedTopicNames
 from tidemill.controller.topics import (
     PARTITIONS_PER_REQUEST_MAX,
     Growth,

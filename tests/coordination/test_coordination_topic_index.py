@@ -63,7 +63,7 @@ def test_an_updated_index_equals_a_rebuilt_index(seed: int) -> None:
         image = next_image(random, image)
         whole = TopicIndex(dict(image.topics))
         assert image.topics_by_id == whole.by_id
-        assert image.topic_index.moving == whole.moving
+        assert image.topic_index.reassigning == whole.reassigning
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -101,7 +101,7 @@ def test_indexing_a_large_topic_in_slices_equals_indexing_it_at_once(
     noted, plain = (TopicImage("t", b"t" * 16, tuple(partitions), {}) for _ in range(2))
     assert len(list(compute_traits_in_slices(noted))) == len(partitions) // PARTITIONS_PER_SLICE
     indexes = [TopicIndex({}).with_changes([one]) for one in (noted, plain)]
-    for kind in ("moving", "leaderless", "by_broker"):
+    for kind in ("reassigning", "leaderless", "by_broker"):
         first, second = (getattr(index, kind) for index in indexes)
         assert first == second
     # Another state of the topic is indexed again.

@@ -182,7 +182,7 @@ def rolling_restart(target: Target) -> Fault:
     for number in target.stage.brokers:
         target.stage.brokers[number].stop()
         start(target.stage.brokers[number])
-        target.stage.settle([target.topic], 60)
+        target.stage.await_in_sync([target.topic], 60)
 
 
 def _cut(target: Target, pairs: list[tuple[int, int]]) -> Fault:

@@ -104,7 +104,7 @@ class Run:
 
     def _settle(self, after: str) -> bool:
         began = self.history.now
-        left = self.stage.settle([TOPIC, LOOSE, OFFSETS], SETTLE_S)
+        left = self.stage.await_in_sync([TOPIC, LOOSE, OFFSETS], SETTLE_S)
         while not left and not self.history.acknowledged_since(began):
             if self.history.now > began + SETTLE_S:
                 left = "a partition acknowledges nothing"

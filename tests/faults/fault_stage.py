@@ -209,7 +209,7 @@ class Stage:
                 return f"{key}: leader {state.leader}, in-sync set {state.isr} in the store"
         return "" if states else "the store does not answer"
 
-    def settle(self, topics: list[str], patience_s: float) -> str:
+    def await_in_sync(self, topics: list[str], patience_s: float) -> str:
         """Waits until all replicas are in sync; returns the deviations at the timeout."""
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:

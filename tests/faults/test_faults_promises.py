@@ -48,11 +48,11 @@ def load(place: Stage, tmp_path: Path, topic: str) -> Iterator[Load]:
     clients = Load(history, place, places)
     clients.start()
     try:
-        settle(place, clients)
+        await_in_sync(place, clients)
         # librdkafka does not repeat an OffsetFetch that a stopping coordinator refused.
         until(lambda: all(clients.committed(place) > 0 for place in range(PARTITIONS)))
         yield clients
-        settle(place, clients)
+        await_in_sync(place, clients)
         clients.end_writers()
         clients.end_readers(read_all(place.bootstrap, places, history))
         assert clients.failures() == []
@@ -67,10 +67,10 @@ def load(place: Stage, tmp_path: Path, topic: str) -> Iterator[Load]:
         history.close()
 
 
-def settle(place: Stage, clients: Load) -> None:
+def await_in_sync(place: Stage, clients: Load) -> None:
     """Waits until all replicas are in sync, and every partition accepts writes."""
     began = clients.history.now
-    assert place.settle([clients.synced.topic], PATIENCE_S) == ""
+    assert place.await_in_sync([clients.synced.topic], PATIENCE_S) == ""
     deadline = time.monotonic() + PATIENCE_S
     while not clients.history.acknowledged_since(began):
         assert time.monotonic() < deadline, "a partition acknowledges nothing"
@@ -88,7 +88,7 @@ def test_a_broker_with_an_expired_session_registers_again_and_loses_no_record(
             while cluster.registered(number) in (0, before):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-            settle(cluster, clients)
+            await_in_sync(cluster, clients)
             assert "the session with the coordination store has expired" in cluster.brokers[number].log
 
 
@@ -129,7 +129,7 @@ def test_a_second_broker_with_the_id_of_a_live_broker_is_refused(cluster: Stage,
     assert time.monotonic() - began >= SESSION_S
     twin.close()
     assert cluster.registered(2) == before
-    assert cluster.settle(["twin"], PATIENCE_S) == ""
+    assert cluster.await_in_sync(["twin"], PATIENCE_S) == ""
 
 
 class ProducerWithoutRetries:
@@ -185,7 +185,7 @@ def test_a_rolling_restart_fails_no_request_for_good(cluster: Stage, tmp_path: P
             assert broker.stop() == 0, f"broker {number}"
             broker.start()
             once.write()
-            settle(cluster, clients)
+            await_in_sync(cluster, clients)
             once.write()
         assert once.producer.flush(20) == 0
     assert [error for error in once.errors if error.code() not in RETRIABLE] == []
@@ -224,7 +224,7 @@ def test_full_disks_cause_no_epoch_bump_of_a_producer(tmp_path: Path) -> None:
                 while history.now < failing + 3:
                     time.sleep(0.05)
                 place.machines[number].disk.clear()
-                settle(place, clients)
+                await_in_sync(place, clients)
             assert clients.epoch_changes == 0
         assert any("produce requests to" in broker.log for broker in place.brokers.values())
         for broker in place.brokers.values():
@@ -248,11 +248,11 @@ def write(place: Stage, topic: str, values: range, acks: int, patience_ms: int =
     )
     for value in values:
 
-        def told(error: Any, message: Any, value: int = value) -> None:
+        def on_delivery(error: Any, message: Any, value: int = value) -> None:
             if error is None:
                 acknowledged.append(value)
 
-        producer.produce(topic, f"w {value}".encode(), partition=0, on_delivery=told)
+        producer.produce(topic, f"w {value}".encode(), partition=0, on_delivery=on_delivery)
     producer.flush(20)
     return acknowledged
 
@@ -291,7 +291,7 @@ def test_with_acks_1_a_failed_leader_loses_unreplicated_records(cluster: Stage, 
     # If the broker returned before its session expires, it would stay the leader, and nothing would be lost.
     until(lambda: cluster.leaders("window-one")[:1] not in ([], [-1], [leader]))
     cluster.brokers[leader].start()
-    assert cluster.settle(["window-one"], PATIENCE_S) == ""
+    assert cluster.await_in_sync(["window-one"], PATIENCE_S) == ""
     assert held(cluster, "window-one", tmp_path) in (list(range(10)), list(range(11)))
 
 
@@ -318,7 +318,7 @@ def test_an_unclean_election_loses_records_that_the_new_leader_lacks(
     else:
         assert cluster.leaders(topic) == [-1]
     cluster.brokers[1].start()
-    assert cluster.settle([topic], PATIENCE_S) == ""
+    assert cluster.await_in_sync([topic], PATIENCE_S) == ""
     assert held(cluster, topic, tmp_path) == list(range(10 if is_unclean else 20))
 
 
@@ -345,7 +345,7 @@ def test_an_isolated_leader_accepts_writes_no_longer_than_its_session(
             for other in others:
                 net.join(leader, other)
             assert later == list(range(5000, 5020))
-            assert place.settle([TOPIC], PATIENCE_S) == ""
+            assert place.await_in_sync([TOPIC], PATIENCE_S) == ""
             left = held(place, TOPIC, tmp_path)
             assert left[:10] == list(range(10))
             assert [number for number in left if number >= 5000] == later
@@ -426,8 +426,8 @@ def test_a_leader_that_missed_a_reassignment_stops_leading(tmp_path: Path) -> No
             # metadata.
             until(lambda: place.expire_session(first) and place.controller() not in (0, first))
             net.join(first, old)
-            hears = Stage(place.zookeeper, {old: place.brokers[old]}, net, {})
-            until(lambda: hears.leaders(TOPIC) == [new])
+            connected = Stage(place.zookeeper, {old: place.brokers[old]}, net, {})
+            until(lambda: connected.leaders(TOPIC) == [new])
             time.sleep(0.5)
             begin = with_one.sent
             for one in numbers:

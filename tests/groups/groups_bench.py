@@ -70,7 +70,7 @@ class Bench:
             }
         )
         self.state_machine = GroupMetadataManager(self.config)
-        self.steady_ms = 0
+        self.monotonic_ms = 0
         self.timers: dict[TimerKey, tuple[int, int]] = {}
         self.timers_set = 0
         self.log: list[tuple[bytes, bytes | None]] = []
@@ -82,7 +82,7 @@ class Bench:
 
     @property
     def now(self) -> Now:
-        return Now(steady_ms=self.steady_ms, wall_ms=WALL_MS + self.steady_ms)
+        return Now(monotonic_ms=self.monotonic_ms, wall_ms=WALL_MS + self.monotonic_ms)
 
     def run_effects(self) -> None:
         """Executes effects until there are none."""
@@ -125,19 +125,19 @@ class Bench:
 
     def wait(self, duration_ms: int) -> None:
         """Advances the time; timers fire in order, each at its deadline."""
-        end_ms = self.steady_ms + duration_ms
+        end_ms = self.monotonic_ms + duration_ms
         while self.timers:
             key, (deadline_ms, _) = min(self.timers.items(), key=lambda item: item[1])
             if deadline_ms > end_ms:
                 break
             del self.timers[key]
-            self.steady_ms = max(self.steady_ms, deadline_ms)
+            self.monotonic_ms = max(self.monotonic_ms, deadline_ms)
             before = len(self.lines)
             self.state_machine.timer_fired(key, self.now)
             self.run_effects()
             if len(self.lines) > before:
-                self.lines.insert(before, f"  at {self.steady_ms}")
-        self.steady_ms = end_ms
+                self.lines.insert(before, f"  at {self.monotonic_ms}")
+        self.monotonic_ms = end_ms
 
     def reload(self) -> None:
         """Replaces the state by that of another coordinator that loads the log."""

@@ -15,7 +15,6 @@ import pytest
 from coordinator_fixture import PARTITIONS, CoordinatorFixture, MemoryLog, commit, join, turns
 
 from tidemill.groups.coordinator_effects import CommitRequest, LeavingMember, OffsetToCommit, SyncRequest
-from tidemill.groups.group_coordinator_shard import ShardState
 from tidemill.groups.group_metadata import GroupMetadata
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
@@ -195,7 +194,7 @@ class Walk:
 def groups_of(fixture: CoordinatorFixture) -> Iterator[GroupMetadata]:
     """All groups in memory."""
     for shard in fixture.service._shards.values():
-        assert shard.state is ShardState.ACTIVE
+        assert shard.is_active
         yield from shard._state_machine.groups.values()
 
 

@@ -455,7 +455,7 @@ def test_a_group_without_a_state_timestamp_expires_by_its_commits() -> None:
 
 def test_offsets_stay_when_a_groups_record_is_replayed() -> None:
     bench = Bench()
-    now = Now(steady_ms=0, wall_ms=WALL_MS)
+    now = Now(monotonic_ms=0, wall_ms=WALL_MS)
     bench.state_machine.replay(OffsetRecord("g", "t", 0, CommittedOffset(5)), now)
     member = MemberMetadata(member_id="m1", session_timeout=10_000)
     value = GroupMetadataValue(

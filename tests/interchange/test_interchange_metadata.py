@@ -22,6 +22,7 @@ from tidemill.interchange.zookeeper_nodes import from_nodes, read_file, to_nodes
 from tidemill.log.batch_scan import BatchScan
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ConfigError, ProtocolError, StorageError
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.wire.schema import Struct
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -47,7 +48,7 @@ def kraft(tmp_path: Path) -> Path:
 
 
 def read(directory: Path) -> ClusterMetadata:
-    return read_kraft(FILES, str(directory))
+    return read_kraft(FILES, str(directory), unpacked_bytes_max=UNPACKED_BYTES_MAX)
 
 
 def snapshot_of(directory: Path) -> Path:

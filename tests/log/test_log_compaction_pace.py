@@ -9,7 +9,7 @@ import pytest
 
 from tidemill.log import cleaner_process
 from tidemill.log.cleaner_messages import ABORT, HEADER, CleanCounts, NewPace, decode, encode
-from tidemill.log.cleaner_process import CHECK_BYTES, Aborted, Pace, Pipes
+from tidemill.log.cleaner_process import CHECK_BYTES, LogCleaningAborted, Pace, Pipes
 
 RATE = 1_000_000.0
 
@@ -74,7 +74,7 @@ def test_a_new_limit_applies_to_a_current_wait(wire: Wire) -> None:
 @pytest.mark.parametrize("message", [ABORT, None])
 def test_an_abort_and_a_shutdown_end_a_wait(wire: Wire, message: str | None) -> None:
     wire.coming.append((101.0, message))
-    with pytest.raises(Aborted):
+    with pytest.raises(LogCleaningAborted):
         work(Pace(wire, 1.0), CHECK_BYTES)
     assert wire.now_s == 101
 

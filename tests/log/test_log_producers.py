@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from log_stage import NOW, MakeBatch, MakeLog
 
-from tidemill.log.producer_state_manager import SEQUENCE_MAX, ProducerStateManager, decode_snapshot
+from tidemill.log.producer_state_manager import ProducerStateManager, decode_snapshot
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
-from tidemill.records.batch import Batch, parse_batch
+from tidemill.records.batch import SEQUENCE_MAX, Batch, parse_batch
 from tidemill.records.builder import build_end_marker
 from tidemill.records.checksum import crc32c
 

@@ -209,9 +209,6 @@ def test_the_default_is_in_the_tables_of_keys_and_in_tools_without_a_configurati
     }
     assert found == {
         "client/config_keys.py",
-        "interchange/kraft_metadata_reader.py",
-        "interchange/open_transactions.py",
-        "interchange/transaction_completion.py",
         "log/log_config.py",
         "model/configs/cluster_keys.py",
         "model/unpacked_limit.py",

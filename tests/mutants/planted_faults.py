@@ -98,9 +98,9 @@ LEADER: Final = (
     ),
     Fault(
         "fetch-of-former-registration-accepted",
-        "broker/fetch_reader.py",
-        "            if has_stale_epoch and data.error == 0:\n",
-        "            if False:\n",
+        "broker/fetch_admission_checks.py",
+        "        if not admission.is_epoch_stale:\n",
+        "        if True:\n",
         "A fetch is ignored if the leader has read a later registration of the follower.",
         reason="A fetch must arrive after the leader has read the next registration of its broker: this"
         " occurs in 4 of 300 seeds.",
@@ -279,8 +279,8 @@ LEADER: Final = (
     Fault(
         "follower-acts-as-leader",
         "replication/partition.py",
-        "        if self.leader != self.node_id or self.deleted:\n",
-        "        if self.deleted:\n",
+        "        if self.leader != self.node_id:\n            raise self._not_leader_error()\n",
+        "",
         "Only the leader appends records of producers and serves fetches of followers.",
     ),
     Fault(
@@ -310,7 +310,7 @@ FOLLOWER: Final = (
     Fault(
         "never-truncates",
         "replication/replica_fetcher.py",
-        "end = truncation_offset(partition, found.diverging_epoch, found.diverging_end)\n",
+        "end = truncation_offset(partition, diverging.epoch, diverging.end_offset)\n",
         "end = partition.log.end_offset\n",
         "A follower truncates records that its leader does not have.",
     ),
@@ -539,15 +539,14 @@ FOLLOWER: Final = (
     Fault(
         "divergence-not-reported",
         "broker/fetch_reader.py",
-        "            if requested.last_fetched_epoch >= 0 and diverges(data, partition):\n"
-        "                return\n",
-        "",
+        "        if requested.last_fetched_epoch >= 0:\n            data.diverging_epoch",
+        "        if False:\n            data.diverging_epoch",
         "A leader reports to a follower the offset where its log diverges.",
     ),
     Fault(
         "diverging-fetch-accepted",
         "broker/fetch_reader.py",
-        "        if partition is None or data.diverging_end >= 0:\n            return\n",
+        "        if partition is None or data.diverging_epoch is not None:\n            return\n",
         "        if partition is None:\n            return\n",
         "The fetch of a follower with a diverging log does not change its position.",
     ),
@@ -567,7 +566,7 @@ LOG: Final = (
     Fault(
         "sequence-gap-accepted",
         "log/producer_state_manager.py",
-        "        if first != expected and entry.epoch != NO_EPOCH:\n",
+        "        if first != expected and entry.epoch != NO_PRODUCER_EPOCH:\n",
         "        if False:\n",
         "The sequence number of a batch of an idempotent producer follows that of the batch before.",
     ),
@@ -1382,8 +1381,8 @@ ELECTIONS: Final = (
     Fault(
         "leader-keeps-old-min-insync",
         "replication/hosted_topics.py",
-        "            partition.set_min_insync_replicas(config.min_insync_replicas, now_ms)\n",
-        "            pass\n",
+        "        partition.set_min_insync_replicas(self._config.min_insync_replicas, now_ms)\n",
+        "",
         "A leader uses a changed min.insync.replicas as soon as it has read it.",
     ),
     Fault(
@@ -1533,9 +1532,10 @@ ELECTIONS: Final = (
     Fault(
         "min-insync-set-after-leading",
         "replication/replica_manager.py",
-        "            partition.set_min_insync_replicas("
-        "config.min_insync_replicas, self.clock.monotonic_ms())\n",
-        "",
+        "            settings.apply(partition, self.clock.monotonic_ms())\n"
+        "            self._apply_newer_state(partition, state)\n",
+        "            self._apply_newer_state(partition, state)\n"
+        "            settings.apply(partition, self.clock.monotonic_ms())\n",
         "A partition knows min.insync.replicas before it leads.",
         reason="With its first request after a start, a broker must become the only in-sync replica below"
         " the minimum, with uncommitted records.",
@@ -1656,9 +1656,10 @@ BROKER: Final = (
     Fault(
         "recreated-topic-keeps-log",
         "replication/replica_manager.py",
-        "            list(self.deleting(name, entry.topic_id))\n            entry = None\n",
+        "            yield from self.deleting(name, entry.topic_id)\n            entry = None\n",
         "            entry = TopicEntry(name, topic_id, internal)\n"
-        "            entry.partitions.extend(self.topics.by_name[name.encode()].partitions)\n",
+        "            entry.partitions.extend(self.topics.by_name[name.encode()].partitions)\n"
+        "            self.topics.put(entry)\n",
         "A recreated topic starts with empty logs.",
         reason="It has no effect in 300 seeds: the deletion of the former topic, or the full LeaderAndIsr of"
         " a new controller, removes its partitions.",
@@ -1811,8 +1812,8 @@ GROUPS: Final = (
     Fault(
         "commit-of-old-generation",
         "groups/offset_commits.py",
-        "        if request.generation != group.generation:\n",
-        "        if False:\n",
+        "request.member_id, request.instance_id, request.generation)\n",
+        "request.member_id, request.instance_id, group.generation)\n",
         "An offset commit of a member of a former generation is rejected.",
     ),
     Fault(
@@ -1825,17 +1826,15 @@ GROUPS: Final = (
     Fault(
         "sync-of-old-generation",
         "groups/membership.py",
-        "    if request.generation != group.generation:\n"
-        "        return ErrorCode.ILLEGAL_GENERATION\n"
-        "    if _differs(",
-        "    if _differs(",
+        "request.member_id, request.instance_id, request.generation)\n",
+        "request.member_id, request.instance_id, group.generation)\n",
         "A member of a former generation gets no assignment.",
     ),
     Fault(
         "heartbeat-of-old-generation",
         "groups/membership.py",
-        "    if generation != group.generation:\n",
-        "    if False:\n",
+        "    error = check_generation(group, member_id, instance_id, generation)\n",
+        "    error = check_generation(group, member_id, instance_id, group.generation)\n",
         "The heartbeat of a member of a former generation is rejected.",
     ),
     Fault(

@@ -147,9 +147,23 @@ def test_the_summary_has_the_share_of_the_faults_without_a_test() -> None:
 def test_the_page_begins_with_the_summary_of_its_rows() -> None:
     page = DOCS / "mutants.md"
     rows = rows_in_table(page)
-    told = page.read_text().partition(BEGIN)[2].split("\n\n")[1]
+    summary = page.read_text().partition(BEGIN)[2].split("\n\n")[1]
     known = [fault for fault in FAULTS if fault.name in rows]
-    assert told == summary_of(known, rows, int(told.partition("seed that was run is ")[2].partition(".")[0]))
+    assert summary == summary_of(
+        known, rows, int(summary.partition("seed that was run is ")[2].partition(".")[0])
+    )
+
+
+def test_the_page_names_the_test_of_each_fault_as_the_fault_does() -> None:
+    rows = {
+        line.split("`")[1]: line
+        for line in (DOCS / "mutants.md").read_text().splitlines()
+        if line[:3] == "| `"
+    }
+    stale = [
+        fault.name for fault in TESTED if fault.name in rows and f"`{fault.test}`" not in rows[fault.name]
+    ]
+    assert stale == []
 
 
 def test_no_fault_with_a_finding_seed_has_a_reason() -> None:

@@ -140,22 +140,22 @@ async def test_the_error_names_a_close_or_reset_by_the_peer(
         ends(writer)
 
     async with link_to(close) as link:
-        told: list[str] = []
-        link.on_broken = lambda: told.append("broken")
-        link.on_close = lambda reason: told.append("closed")
+        events: list[str] = []
+        link.on_broken = lambda: events.append("broken")
+        link.on_close = lambda reason: events.append("closed")
         with pytest.raises(LinkError):
             await request_metadata(link)
-        assert told == ["broken", "closed"]
+        assert events == ["broken", "closed"]
 
 
 async def test_a_timeout_is_not_reported_as_a_broken_link() -> None:
     async with link_to(silent) as link:
-        told: list[str] = []
-        link.on_broken = lambda: told.append("broken")
+        events: list[str] = []
+        link.on_broken = lambda: events.append("broken")
         with pytest.raises(LinkTimeout):
             await request_metadata(link, 0.05)
         assert link.is_closed
-        assert told == []
+        assert events == []
 
 
 async def test_a_peer_that_closes_a_new_connection_is_not_a_timeout() -> None:
@@ -377,9 +377,9 @@ async def test_an_internal_error_in_a_response_fails_all_pending_requests(
 
         monkeypatch.setattr("tidemill.net.link.decode_response", fault)
         requests = [request_metadata(link, 10 * PATIENCE_S) for _ in range(2)]
-        told = await asyncio.gather(*requests, return_exceptions=True)
-        assert [type(one) for one in told] == [LinkError, LinkError]
-        assert all("KeyError('odd')" in str(one) for one in told)
+        errors = await asyncio.gather(*requests, return_exceptions=True)
+        assert [type(one) for one in errors] == [LinkError, LinkError]
+        assert all("KeyError('odd')" in str(one) for one in errors)
 
 
 async def test_a_connection_to_itself_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,15 +11,10 @@ from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
 
 from tidemill.model.errors import ConfigError
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.options import (
-    EARLIEST,
-    LATEST,
-    check_source_options,
-    parse_sink_options,
-    parse_source_options,
-)
+from tidemill.pipeline.options import check_source_options, parse_sink_options, parse_source_options
 from tidemill.pipeline.source import TidemillDataSource
 from tidemill.pipeline.writer import checked_columns
+from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 
 BASE = {"kafka.bootstrap.servers": "h:1", "subscribe": "a"}
 

@@ -13,7 +13,7 @@ from partition_events import IgnoredEvents
 from record_builders import build_batch
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
-from tidemill.model.errors import ErrorCode
+from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, parse_batch
 from tidemill.records.record_reader import iter_stored
@@ -48,6 +48,10 @@ class Quiet(IgnoredEvents):
         self.flushes: list[Partition] = []
         self.wanted: list[tuple[tuple[int, ...], int]] = []
         self.cuts: list[tuple[int, int, str]] = []
+        self.failures: list[KafkaError] = []
+
+    def on_storage_error(self, partition: Partition, error: KafkaError) -> None:
+        self.failures.append(error)
 
     def flush_requested(self, partition: Partition) -> None:
         self.flushes.append(partition)

@@ -13,6 +13,7 @@ from replica_stage import FOLLOWER, LEADER, TOPIC, batch_of
 from broker_listeners import IgnoringReplicaManagerListener
 from log_start import start_logs
 from tidemill.log.log_config import LogConfig
+from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.system_interfaces import Clock
 from tidemill.model.types import TopicPartition
 from tidemill.replication.partition import Partition
@@ -58,7 +59,7 @@ class Stage:
         self.wanted: list[tuple[int, ...]] = []
         self.replicas.listener.alter_isr = lambda partition, isr, epoch: self.wanted.append(isr)
         self.logs.create(TopicPartition("t", 0), TOPIC, LogConfig(), self.clock.wall_ms())
-        self.replicas.put_topic("t", TOPIC, False, [TOGETHER], LogConfig())
+        run_at_once(self.replicas.put_topic_in_slices("t", TOPIC, False, [TOGETHER], LogConfig()))
         found = self.replicas.find("t", 0)
         assert found is not None
         self.partition: Partition = found

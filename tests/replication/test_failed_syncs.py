@@ -78,9 +78,8 @@ async def test_a_failed_sync_during_shutdown_leaves_no_clean_shutdown_marker() -
     async with staged(80, files) as stage:
         files.slow = f"{A}/t-0"
         files.fail("sync", f"{A}/t-0", errno.EIO)
-        assert (
-            await stop_while(files, stage, asyncio.ensure_future(stage.replicas.flushing.flush_due())) == []
-        )
+        flush = asyncio.ensure_future(stage.replicas.log_flusher.flush_due())
+        assert await stop_while(files, stage, flush) == []
         assert failures(stage.logs) == [A]
         assert await losses_at_next_start(files) == [True, False, False]
 
@@ -103,7 +102,7 @@ async def test_shutdown_waits_until_a_failed_sync_is_recorded() -> None:
     files.waits.clear()
     files.goes_on.clear()
     files.fail("sync", f"{A}/t-0", errno.EIO)
-    await stage.replicas.flushing.flush_due()
+    await stage.replicas.log_flusher.flush_due()
     marked: list[bool] = []
     stage.replicas.listener.directory_distrusted = lambda: marked.append(files.goes_on.is_set())
     assert await stop_while(files, stage, None) == []
@@ -137,7 +136,7 @@ async def test_records_of_another_failed_sync_are_not_acknowledged() -> None:
         stage.log.roll(0)
         stage.append(1)
         files.fails = True
-        due = asyncio.ensure_future(stage.replicas.flushing.flush_due())
+        due = asyncio.ensure_future(stage.replicas.log_flusher.flush_due())
         await files.waiting()
         stage.append(1)
         assert stage.partition.flush_under_way
@@ -285,7 +284,7 @@ async def test_the_source_directory_does_not_reappear_when_the_new_name_is_unsyn
     async with staged(0, files) as stage:
         stage.log.set_config(LogConfig(flush_messages=1))
         stage.append(80)
-        await asyncio.wait(stage.replicas.flushing.under_way)
+        await asyncio.wait(stage.replicas.log_flusher.under_way)
         begun = threading.Event()
 
         def fail(move: LogDirMove) -> None:
@@ -302,7 +301,7 @@ async def test_the_source_directory_does_not_reappear_when_the_new_name_is_unsyn
             await stage.moved()
         if not stage.partition.is_offline and not stops:
             stage.append(5)
-            await asyncio.wait(stage.replicas.flushing.under_way)
+            await asyncio.wait(stage.replicas.log_flusher.under_way)
         acknowledged = int(stage.partition.high_watermark)
         await stop(stage)
         is_put_aside = failures(stage.logs) == [B]
@@ -356,7 +355,7 @@ async def test_a_sync_without_room_during_a_failed_truncation_is_not_retried() -
         assert stage.log.has_unfinished_truncation
         files.goes_on.set()
         async with asyncio.timeout(PATIENCE_S):
-            await asyncio.wait(stage.replicas.flushing.under_way)
+            await asyncio.wait(stage.replicas.log_flusher.under_way)
         assert failures(stage.logs) == [A]
         await stop(stage)
 
@@ -375,7 +374,7 @@ async def test_a_truncation_after_a_move_is_synced_before_its_offset_is_reported
         partition = stage.partition
         partition.truncate_to(3, 0)
         files.goes_on.set()
-        await asyncio.wait(stage.replicas.flushing.under_way)
+        await asyncio.wait(stage.replicas.log_flusher.under_way)
         assert not partition.has_pending_sync
         files.power_cut()
         again = Stage(files)

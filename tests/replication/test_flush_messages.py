@@ -11,7 +11,7 @@ from log_start import start_logs
 from tidemill.log.log_config import LogConfig
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
-from tidemill.replication.hosted_topics import apply_topic_config
+from tidemill.replication.hosted_topics import TopicSettings
 from tidemill.replication.partition import Partition
 
 EACH = LogConfig(flush_messages=1)
@@ -101,7 +101,7 @@ def test_pending_records_are_committed_after_flush_messages_is_set() -> None:
     partition.apply_state(LEADER, 0, BOTH, BOTH, partition_epoch=0, now_ms=0)
     broker.write(0, b"a")
     assert broker.events.flushes == []
-    apply_topic_config([partition], EACH, 0)
+    TopicSettings(EACH).apply(partition, 0)
     partition.fetched_by(FOLLOWER, 1, 0, 10, 1)
     assert (partition.high_watermark, broker.events.flushes) == (0, [partition])
     sync(partition)

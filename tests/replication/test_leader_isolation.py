@@ -14,6 +14,7 @@ from broker_listeners import IgnoringReplicaManagerListener
 from log_start import start_logs
 from tidemill.log.log_config import LogConfig
 from tidemill.model.clock import SystemClock
+from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.types import TopicPartition
 from tidemill.replication.leader_isolation import StoreIsolation
 from tidemill.replication.partition import Partition
@@ -45,7 +46,7 @@ class Stage:
         self.cut_off = StoreIsolation(self.replicas)
 
     def tell(self, state: PartitionState) -> None:
-        self.replicas.put_topic("t", bytes(16), False, [state], LogConfig())
+        run_at_once(self.replicas.put_topic_in_slices("t", bytes(16), False, [state], LogConfig()))
 
     @property
     def partition(self) -> Partition:

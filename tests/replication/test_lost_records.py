@@ -26,6 +26,7 @@ from tidemill.log.log_dir_move import begin_move
 from tidemill.log.log_manager import LogManager
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.clock import SystemClock
+from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
 from tidemill.replication.partition import Partition
@@ -64,7 +65,7 @@ def started(*data: Path) -> Iterator[tuple[LogManager, ReplicaManager]]:
 
 def served(replicas: ReplicaManager, others: tuple[int, ...] = ()) -> Partition:
     state = PartitionState(0, NODE, 0, (NODE, *others), (NODE,))
-    replicas.put_topic("t", bytes([1]) * 16, False, [state], SMALL)
+    run_at_once(replicas.put_topic_in_slices("t", bytes([1]) * 16, False, [state], SMALL))
     found = replicas.find("t", 0)
     assert found is not None
     return found
@@ -409,7 +410,7 @@ async def test_a_recreated_topic_inherits_nothing(data: Path) -> None:
         list(replicas.deleting("t", bytes([1]) * 16))
         logs.create(KEY, bytes([2]) * 16, SMALL, 0)
         state = PartitionState(0, NODE, 0, (NODE,), (NODE,))
-        replicas.put_topic("t", bytes([2]) * 16, False, [state], SMALL)
+        run_at_once(replicas.put_topic_in_slices("t", bytes([2]) * 16, False, [state], SMALL))
         partition = replicas.find("t", 0)
         assert partition is not None
         assert partition.log.end_offset == 0

@@ -16,9 +16,10 @@ from test_leader_isolation import NODE, Stage
 from record_builders import build_batch
 from tidemill.broker.broker import Broker
 from tidemill.broker.offsets_topic import PartitionOffsetsLog
-from tidemill.groups.coordinator_interfaces import OFFSETS_TOPIC
+from tidemill.coordination.topic_image import OFFSETS_TOPIC
 from tidemill.log.log_config import LogConfig
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.event_loop_slices import run_at_once
 from tidemill.replication.partition import Partition
 from tidemill.replication.partition_state import PartitionState
 
@@ -31,7 +32,7 @@ class Coordinator(Stage):
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         super().__init__(pool)
         state = PartitionState(0, NODE, 3, (NODE,), (NODE,), 5)
-        self.replicas.put_topic(OFFSETS_TOPIC, b"o" * 16, True, [state], LogConfig())
+        run_at_once(self.replicas.put_topic_in_slices(OFFSETS_TOPIC, b"o" * 16, True, [state], LogConfig()))
         broker: Any = Broker()
         broker.replica_manager, broker.clock = self.replicas, self.clock
         self.offsets = PartitionOffsetsLog(broker)

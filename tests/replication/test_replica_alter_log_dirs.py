@@ -20,8 +20,7 @@ from broker_listeners import IgnoringReplicaManagerListener
 from default_limits import iter_records
 from log_start import start_logs
 from record_builders import build_batch
-from tidemill.broker.fetch_partition_data import FetchPartitionData
-from tidemill.broker.fetch_reader import diverges
+from tidemill.broker.fetch_reader import find_diverging_epoch
 from tidemill.log.aborted_transactions import AbortedTransactions
 from tidemill.log.file_names import LEADER_EPOCHS, MOVED_TO, TRANSACTION_INDEX
 from tidemill.log.log import Log
@@ -31,6 +30,7 @@ from tidemill.log.log_manager import LogManager
 from tidemill.log.log_segment import LogRange
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
+from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.types import TopicPartition
 from tidemill.records.builder import build_end_marker
 from tidemill.replication.delayed_operations import CONSUMER
@@ -79,9 +79,9 @@ class Stage:
             NODE, self.logs, SystemClock(), loop, self.pool, self.pool, IgnoringReplicaManagerListener()
         )
         states = [PartitionState(0, NODE, 0, (NODE,), (NODE,))]
-        self.replicas.put_topic("t", ID, False, states, CONFIG)
-        self.replicas.mover.resume()
-        self.mover = self.replicas.mover
+        run_at_once(self.replicas.put_topic_in_slices("t", ID, False, states, CONFIG))
+        self.replicas.replica_alter_log_dirs.resume()
+        self.mover = self.replicas.replica_alter_log_dirs
 
     @property
     def partition(self) -> Partition:
@@ -291,7 +291,7 @@ async def test_a_partition_recreated_in_the_source_directory_is_not_removed_by_a
         stage.logs.set_preferred_directory(KEY, A)
         stage.logs.create(KEY, new_id, CONFIG, 0)
         states = [PartitionState(0, NODE, 0, (NODE,), (NODE,))]
-        stage.replicas.put_topic("t", new_id, False, states, CONFIG)
+        run_at_once(stage.replicas.put_topic_in_slices("t", new_id, False, states, CONFIG))
         stage.append(5)
 
     monkeypatch.setattr(ReplicaAlterLogDirs, "_sync_target", recreate)
@@ -626,13 +626,13 @@ async def test_a_topic_recreated_while_a_former_move_completes_keeps_its_records
 
     async with staged() as stage:
         if in_cluster:
-            stage.replicas.following = Nobody()
+            stage.replicas.replica_fetcher_manager = Nobody()
         stage.append(80)
         stage.mover.begin(KEY, B)
         await stage.lies_in(B)
         list(stage.replicas.deleting("t", ID))
         states = [PartitionState(0, NODE, 0, (NODE,), (NODE,), 0)]
-        stage.replicas.put_topic("t", b"u" * 16, False, states, CONFIG)
+        run_at_once(stage.replicas.put_topic_in_slices("t", b"u" * 16, False, states, CONFIG))
         stage.append(5)
         goes_on.set()
         await stage.moved()
@@ -744,14 +744,14 @@ async def test_a_moved_leader_reports_the_start_of_its_epoch_to_followers() -> N
         stage.append(3)
         stage.partition.apply_state(NODE, 7, (NODE,), (NODE,), partition_epoch=-1, now_ms=0)
         requested = RequestedPartition(key=ID, index=0, offset=3, last_fetched_epoch=6)
-        data = FetchPartitionData(requested, stage.partition)
         stage.files.fail("rename", f"{B}/t-0/{LEADER_EPOCHS}", errno.ENOSPC)
         stage.mover.begin(KEY, B)
         await stage.moved()
         check_whole(stage, B, 3)
         stage.files.heal()
-        assert diverges(data, stage.partition)
-        assert (data.diverging_epoch, data.diverging_end) == (5, 3)
+        diverging = find_diverging_epoch(requested, stage.partition)
+        assert diverging is not None
+        assert (diverging.epoch, diverging.end_offset) == (5, 3)
         stage.append()
         assert stage.files.read(f"{B}/t-0/{LEADER_EPOCHS}") == b"0\n2\n5 0\n7 3\n"
         await stage.stop()

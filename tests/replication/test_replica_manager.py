@@ -21,7 +21,7 @@ from tidemill.log.file_names import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
 from tidemill.log.log_config import LogConfig
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, StorageError
-from tidemill.model.event_loop_slices import ITEMS_AT_ONCE_MAX
+from tidemill.model.event_loop_slices import ITEMS_AT_ONCE_MAX, run_at_once
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.batch import Batch
 from tidemill.replication.delayed_operations import CommitCallback
@@ -64,14 +64,16 @@ class Stage:
         states = [PartitionState(at, NODE, 0, (NODE,), (NODE,)) for at in range(count)]
         for at in range(count):
             self.logs.create(TopicPartition(name, at), bytes([number]) * 16, config, 0)
-        self.replicas.put_topic(name, bytes([number]) * 16, False, states, config)
+        run_at_once(self.replicas.put_topic_in_slices(name, bytes([number]) * 16, False, states, config))
         return [self.partition(name, at) for at in range(count)]
 
     def put(
         self, name: str, topic_id: bytes, *states: PartitionState, config: LogConfig | None = None
     ) -> None:
         """Applies the states of a topic's partitions, as the controller sends them."""
-        self.replicas.put_topic(name, topic_id, False, list(states), config or LogConfig())
+        run_at_once(
+            self.replicas.put_topic_in_slices(name, topic_id, False, list(states), config or LogConfig())
+        )
 
     def partition(self, name: str, index: int = 0) -> Partition:
         found = self.replicas.find(name, index)
@@ -90,7 +92,7 @@ class Stage:
 
     async def flushed(self) -> None:
         """Waits until no sync is in progress."""
-        while flushes := list(self.replicas.flushing.under_way):
+        while flushes := list(self.replicas.log_flusher.under_way):
             await asyncio.wait(flushes)
 
     async def stored(self, partition: Partition) -> None:
@@ -178,10 +180,10 @@ async def test_a_failed_background_sync_takes_its_directory_offline() -> None:
         (first,) = stage.topic("first", config=LogConfig(flush_ms=0))
         assert await stage.append(first) is None
         stage.files.fail("sync", "/disk/a/first-0", errno.EIO)
-        await stage.replicas.flushing.flush_due()
+        await stage.replicas.log_flusher.flush_due()
         stage.files.heal()
         assert first.is_offline
-        await stage.replicas.flushing.flush_due()
+        await stage.replicas.log_flusher.flush_due()
         stage.logs.close(0, {})
         assert clean_marks(stage.files) == ["/disk/b"]
 
@@ -210,7 +212,7 @@ async def test_a_flush_waiting_for_descriptors_continues_with_a_moved_log(
         stage.files.fail("sync", "/disk/a/first-0", errno.EMFILE, times=1_000_000)
         appended = asyncio.create_task(stage.append(first))
         await asyncio.sleep(0)
-        stage.replicas.mover.begin(TopicPartition("first", 0), "/disk/b")
+        stage.replicas.replica_alter_log_dirs.begin(TopicPartition("first", 0), "/disk/b")
         assert await appended is None
         assert first.log.directory == "/disk/b/first-0"
         assert await stage.append(first) is None
@@ -262,7 +264,7 @@ async def test_a_start_does_not_trust_records_that_replace_truncated_ones(
         for one in parts:
             if one.index < 4:
                 one.truncate_to(0, 0)
-        while flushes := list(stage.replicas.flushing.under_way):
+        while flushes := list(stage.replicas.log_flusher.under_way):
             for one in parts:
                 assert one.flush_under_way or recovery_point(stage, one) == one.log.end_offset
             await asyncio.wait(flushes, timeout=0.001)
@@ -289,7 +291,7 @@ async def test_every_truncated_record_is_logged_once(caplog: pytest.LogCaptureFi
         for one in (first, second):
             one.append(made(5), 1, 0)
             one.append(made(5), 1, 0)
-        stage.replicas.following = Leaders()
+        stage.replicas.replica_fetcher_manager = Leaders()
         stage.replicas.unsynced_logs = {second.log.topic_partition: 0}
         caplog.clear()
         first.truncate_to(10, 0, "nothing is there")
@@ -678,7 +680,7 @@ async def test_a_leader_replaces_the_log_of_a_former_topic_with_an_empty_log(
 
     async with staged() as stage:
         key = TopicPartition("t", 0)
-        stage.replicas.following = Leaders()
+        stage.replicas.replica_fetcher_manager = Leaders()
         stage.logs.create(key, b"o" * 16, LogConfig(), 0).append(made(), 0, 0)
         if known:
             setattr(stage.logs.dirs, known, frozenset({key}))
@@ -772,7 +774,7 @@ class Leaders(ReplicaFetcherPort):
 
 async def test_a_follower_fetches_unsynced_records_again_after_a_power_cut() -> None:
     async with staged() as stage:
-        stage.replicas.following = leaders = Leaders()
+        stage.replicas.replica_fetcher_manager = leaders = Leaders()
         first, second = stage.topic("t", 2, LogConfig())
         for one in (first, second):
             one.append(made(3), 1, 0)
@@ -787,7 +789,7 @@ async def test_a_follower_fetches_unsynced_records_again_after_a_power_cut() -> 
 
 async def test_a_former_leader_keeps_acknowledged_records_after_a_power_cut() -> None:
     async with staged() as stage:
-        stage.replicas.following = leaders = Leaders()
+        stage.replicas.replica_fetcher_manager = leaders = Leaders()
         partition = stage.topic("t", 1, LogConfig())[0]
         partition.append(made(3), 1, 0)
         partition.log.flush(0)
@@ -913,14 +915,14 @@ async def test_retention_of_many_partitions_does_not_block_the_event_loop(
 
 async def test_doubtful_records_after_a_power_cut_are_fetched_again_even_if_synced() -> None:
     async with staged() as stage:
-        stage.replicas.following = leaders = Leaders()
+        stage.replicas.replica_fetcher_manager = leaders = Leaders()
         partition = stage.topic("t", 1, LogConfig())[0]
         partition.append(made(3), 1, 0)
         partition.log.flush(0)
         partition.append(made(2), 1, 0)
         stage.replicas.unsynced_logs = {partition.log.topic_partition: 3}
         partition.log.roll(0)
-        await stage.replicas.flushing.flush_due()
+        await stage.replicas.log_flusher.flush_due()
         stage.put("t", bytes([1]) * 16, PartitionState(0, 2, 1, (NODE, 2), (2,), 1))
         assert leaders.begun == [3]
 

@@ -50,7 +50,7 @@ async def test_a_log_open_in_a_power_cut_is_fetched_only_after_its_truncation(
     operation: str, part: str, number: int
 ) -> None:
     async with staged() as stage:
-        stage.replicas.following = leaders = Leaders()
+        stage.replicas.replica_fetcher_manager = leaders = Leaders()
         first = doubtful(stage)
         first.log.close_handlers()
         stage.files.fail(operation, part, number, times=1_000_000)
@@ -68,7 +68,7 @@ async def test_a_log_open_in_a_power_cut_is_fetched_only_after_its_truncation(
 
 async def test_an_untruncated_log_is_not_fetched_later_from_another_leader() -> None:
     async with staged() as stage:
-        stage.replicas.following = leaders = Leaders()
+        stage.replicas.replica_fetcher_manager = leaders = Leaders()
         first = doubtful(stage)
         stage.files.fail("open", ".txnindex", errno.EMFILE, times=1)
         follow(stage, 2)
@@ -85,8 +85,8 @@ async def test_a_replica_without_leader_epochs_fetches_again_after_a_transient_e
 
     async with staged() as stage:
         replicas = stage.replicas
-        replicas.following = following = ReplicaFetcherManager(
-            NODE, FetchLimits(backoff_ms=5), connect, SystemClock(), replicas.on_storage_error, node_epoch=1
+        replicas.replica_fetcher_manager = following = ReplicaFetcherManager(
+            NODE, FetchLimits(backoff_ms=5), connect, SystemClock(), node_epoch=1
         )
         (first,) = stage.topic("t", 1, LogConfig())
         data = build_message_set(1, [(1_700_000_000_000, b"k", b"v")])
@@ -110,7 +110,7 @@ async def test_a_replica_on_a_full_disk_stays_online_and_truncates_when_space_is
     operation: str, part: str, number: int
 ) -> None:
     async with staged() as stage:
-        stage.replicas.following = Leaders()
+        stage.replicas.replica_fetcher_manager = Leaders()
         first = doubtful(stage)
         stage.replicas.unsynced_logs = {}
         follow(stage)
@@ -131,7 +131,7 @@ async def test_a_replica_on_a_full_disk_stays_online_and_truncates_when_space_is
 
 async def test_a_replica_emptied_on_a_full_disk_stays_online_and_restarts_at_the_leader_start() -> None:
     async with staged() as stage:
-        stage.replicas.following = Leaders()
+        stage.replicas.replica_fetcher_manager = Leaders()
         first = doubtful(stage)
         stage.replicas.unsynced_logs = {}
         follow(stage)

@@ -150,10 +150,10 @@ async def test_a_change_applied_after_the_stop_starts_no_fetchers() -> None:
     followed: list[Any] = []
 
     async def stop_fetchers() -> None:
-        followed.append(partitions.following)
+        followed.append(partitions.replica_fetcher_manager)
 
     following: Any = SimpleNamespace(stop=stop_fetchers)
-    partitions: Any = SimpleNamespace(following=following)
+    partitions: Any = SimpleNamespace(replica_fetcher_manager=following)
     part: Any = SimpleNamespace(stop=lambda: None)
     left: Any = SimpleNamespace(stop=ends, leave=ends, election=SimpleNamespace(resign=lambda: None))
     broker.replica_manager = partitions
@@ -171,4 +171,4 @@ async def test_a_change_applied_after_the_stop_starts_no_fetchers() -> None:
     place._changes.add(asyncio.create_task(change()))
     await place.stop()
     assert followed == [None]
-    assert partitions.following is None
+    assert partitions.replica_fetcher_manager is None

@@ -370,7 +370,7 @@ async def test_a_broker_that_registers_during_the_controllers_reregistration_is_
             context.before_load = None
 
     context.before_load = register_other
-    faults.append(StoreUnavailable("away for a moment, as the office is taken"))
+    faults.append(StoreUnavailable("away for a moment, as the controller is elected"))
     # In ZooKeeper's order: the expired session first, then the deleted /controller.
     one._has_expired = True
     await store.expire()

@@ -14,7 +14,7 @@ from kazoo.client import KazooClient
 from wire_peer import WirePeer
 
 from tidemill.client import ClientError, ConfigResource, ResourceType
-from tidemill.groups.coordinator_interfaces import OFFSETS_TOPIC
+from tidemill.coordination.topic_image import OFFSETS_TOPIC
 from tidemill.model.errors import ErrorCode
 from tidemill.testing.zookeeper import ZooKeeper
 from tidemill.wire.apis import ApiKey

@@ -146,7 +146,7 @@ def test_metrics_show_a_paused_follower_that_leaves_the_isr(cluster: Brokers) ->
     try:
         # Clients would contact the paused broker until its session expires.
         write(cluster, "behind", 100, acks="1", through=controller_id)
-        until(lambda: value_of(cluster, controller_id, "tidemill_replica_lag_max_records") >= 100, "it lags")
+        until(lambda: value_of(cluster, controller_id, "tidemill_max_lag_records") >= 100, "it lags")
         until(
             lambda: value_of(cluster, controller_id, "tidemill_isr_shrinks_total") > shrinks,
             "it left the set",
@@ -155,7 +155,7 @@ def test_metrics_show_a_paused_follower_that_leaves_the_isr(cluster: Brokers) ->
     finally:
         os.kill(stopped_pid, signal.SIGCONT)
     until(lambda: value_of(cluster, controller_id, "tidemill_isr_expands_total") > expands, "it is back")
-    until(lambda: value_of(cluster, controller_id, "tidemill_replica_lag_max_records") == 0, "it has all")
+    until(lambda: value_of(cluster, controller_id, "tidemill_max_lag_records") == 0, "it has all")
 
 
 def test_counts_unclean_elections(cluster: Brokers) -> None:
@@ -226,7 +226,7 @@ def test_an_offline_follower_lags_for_any_leader(cluster: Brokers) -> None:
     controller_id = controller(cluster)
     dead, leader = (number for number in cluster.brokers if number != controller_id)
     place = TopicPartition("dead", 0)
-    lag = "tidemill_replica_lag_max_records"
+    lag = "tidemill_max_lag_records"
     with cluster.admin() as admin:
         admin.create_topic("dead", assignments={0: [leader, controller_id, dead]})
     write(cluster, "dead", 5)
@@ -266,20 +266,20 @@ def test_a_reassigned_partition_has_no_series(cluster: Brokers) -> None:
         write(cluster, "moved", 5)
         counted = value_of(cluster, 1, name, topic="moved")
         assert counted >= 5
-        held = value_of(cluster, 1, "tidemill_partitions")
+        held = value_of(cluster, 1, "tidemill_partition_count")
         for place in (TopicPartition("moved", 0), TopicPartition("moved", 1)):
             assert value_of(cluster, 1, name, topic="moved") == counted, "a counter does not fall"
             assert admin.alter_reassignments({place: [2, 3]}) == {place: None}
             held -= 1
             until(
-                lambda held=held: value_of(cluster, 1, "tidemill_partitions") == held,
+                lambda held=held: value_of(cluster, 1, "tidemill_partition_count") == held,
                 "it is removed",
             )
     until(lambda: not has_sample(cluster, 1, name, topic="moved"), "no series is left")
     assert has_sample(cluster, 2, name, topic="moved")
     assert has_sample(cluster, 3, name, topic="moved")
     until(
-        lambda: total_of(cluster, "tidemill_replica_lag_max_records") == 0,
+        lambda: total_of(cluster, "tidemill_max_lag_records") == 0,
         "its lag is not counted",
     )
 

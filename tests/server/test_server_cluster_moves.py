@@ -204,7 +204,7 @@ def test_a_throttled_leader_respects_its_rate_and_serves_other_replicas(cluster:
     for _ in range(THROTTLED_BYTES // 1000):
         producer.produce("held", bytes(1000), partition=0)
     assert producer.flush(30) == 0
-    assert metric(cluster, "tidemill_moving_partitions") == 0
+    assert metric(cluster, "tidemill_reassigning_partitions") == 0
     with throttled(cluster, "leader.replication.throttled.rate"):
         began = time.monotonic()
         moving = threading.Thread(target=reassign, args=(cluster, "held", [1, 2, 3]))
@@ -216,17 +216,17 @@ def test_a_throttled_leader_respects_its_rate_and_serves_other_replicas(cluster:
             assert producer.flush(30) == 0
             meanwhile += 1
             if meanwhile == 5:
-                until(lambda: metric(cluster, "tidemill_moving_partitions") == 1, "it is counted")
+                until(lambda: metric(cluster, "tidemill_reassigning_partitions") == 1, "it is counted")
             time.sleep(0.02)  # Without pauses the writes would exceed the rate.
         moving.join()
         took_s = time.monotonic() - began
     moved(cluster, "held", [1, 2, 3])
-    assert metric(cluster, "tidemill_moving_partitions") == 0
+    assert metric(cluster, "tidemill_reassigning_partitions") == 0
     sent = metric(cluster, "tidemill_throttled_replication_bytes_total", side="leader")
     assert sent > 2 * THROTTLED_BYTES, "also what went to broker 2 counts"
-    before = metric(cluster, "tidemill_preferred_leader_imbalance")
+    before = metric(cluster, "tidemill_preferred_replica_imbalance")
     reassign(cluster, "held", [2, 1, 3])
-    assert metric(cluster, "tidemill_preferred_leader_imbalance") == before + 1, "broker 1 leads on"
+    assert metric(cluster, "tidemill_preferred_replica_imbalance") == before + 1, "broker 1 leads on"
     assert took_s > (THROTTLED_BYTES - FETCH_BYTES_MAX) / THROTTLED_BYTES_S / 2
     assert meanwhile > 10, "no write waited for the follower that is held back"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.controller.log_dir_events import LogDirEvents
+from tidemill.controller.log_dir_events import process_log_dir_events
 from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.cluster_image import Delta
 from tidemill.coordination.coordination_store import (
@@ -150,9 +150,8 @@ def process_notifications(directory: Path, *, is_replaced: bool) -> tuple[list[i
         async def own_directory_failed() -> None:
             raise AssertionError("no notification names this broker")
 
-        events = LogDirEvents(controller.context, own_directory_failed, asked.append)
         with pytest.raises(KafkaError, match="controller") if is_replaced else contextlib.nullcontext():
-            await events.directories_failed()
+            await process_log_dir_events(controller.context, own_directory_failed, asked.append)
         left = len(await store.children(LOG_DIR_EVENTS))
         await store.close()
         return asked, left

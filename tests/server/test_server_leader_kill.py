@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from wire_peer import WirePeer
 
 from tidemill.coordination.nodes import BrokerNode
-from tidemill.groups.coordinator_interfaces import OFFSETS_TOPIC
+from tidemill.coordination.topic_image import OFFSETS_TOPIC
 from tidemill.testing.zookeeper import ZooKeeper
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.find_coordinator import FindCoordinatorRequest

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tidemill.model.counters import TimeHistogram
+from tidemill.model.time_histogram import TimeHistogram
 from tidemill.server import http_endpoint
 from tidemill.server.health import BrokerFacts, Health
 from tidemill.server.http_endpoint import MetricsEndpoint
@@ -38,7 +38,7 @@ def parsed(body: bytes) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
 def test_a_histogram_counts_in_the_right_buckets() -> None:
     histogram = TimeHistogram((0.1, 1.0))
     for seconds in (0.05, 0.1, 0.5, 7.0):
-        histogram.note(seconds)
+        histogram.record(seconds)
     assert histogram.cumulative() == [("0.1", 2.0), ("1.0", 3.0), ("+Inf", 4.0)]
     assert histogram.count == 4
     assert histogram.sum == pytest.approx(7.65)
@@ -46,7 +46,7 @@ def test_a_histogram_counts_in_the_right_buckets() -> None:
 
 def test_renders_families_in_the_prometheus_format() -> None:
     histogram = TimeHistogram((0.1,))
-    histogram.note(0.05)
+    histogram.record(0.05)
     content_type, body = render(
         [
             counter("x_requests", "Requests.").add(3, api="Produce").add(1, api='a"b\n'),

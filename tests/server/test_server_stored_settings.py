@@ -35,16 +35,16 @@ def test_an_invalid_topic_setting_is_logged_and_can_be_corrected(tmp_path: Path)
         admin.create_topic("t", 2, configs={"retention.ms": "70000", "segment.bytes": "1048576"})
     write_settings(data, "topics", "t", {"retention.ms": "a week", "segment.bytes": "1048576"})
     with Broker(data_dir=data) as broker, Admin(broker.bootstrap) as admin:
-        told = [line for line in broker.log.splitlines() if "a week" in line]
+        lines = [line for line in broker.log.splitlines() if "a week" in line]
         shown = admin.topic_configs("t")
         assert (shown["retention.ms"].value, shown["segment.bytes"].value) == ("-1", "1048576")
         admin.alter_configs(ConfigResource(ResourceType.TOPIC, "t"), {"retention.ms": "80000"})
         assert admin.topic_configs("t")["retention.ms"].value == "80000"
-    assert told
+    assert lines
     assert all(
         "topic t: invalid setting retention.ms=a week: allowed is a whole number" in line
         and "-1 is used until it is corrected" in line
-        for line in told
+        for line in lines
     )
 
 
@@ -56,15 +56,15 @@ def test_an_invalid_cluster_default_is_logged_and_can_be_corrected(tmp_path: Pat
     settings = {"log.retention.ms": "soon", "message.max.bytes": "2000000"}
     write_settings(data, "brokers", "<default>", settings)
     with Broker(data_dir=data) as broker, Admin(broker.bootstrap) as admin:
-        told = [line for line in broker.log.splitlines() if "soon" in line]
+        lines = [line for line in broker.log.splitlines() if "soon" in line]
         admin.create_topic("t", 1)
         shown = admin.topic_configs("t")
         assert (shown["retention.ms"].value, shown["max.message.bytes"].value) == ("-1", "2000000")
         admin.alter_configs(everybody, {"log.retention.ms": "80000"})
         assert admin.topic_configs("t")["retention.ms"].value == "80000"
-    assert told
+    assert lines
     text = "an invalid setting of all brokers in the coordination store is ignored: log.retention.ms=soon"
-    assert text in told[0]
+    assert text in lines[0]
 
 
 def test_inconsistent_cluster_defaults_are_ignored(
@@ -86,8 +86,8 @@ def test_a_cluster_has_one_min_insync_replicas_for_all_brokers(
     in_cluster = BrokerConfig.of({"zookeeper.connect": "zk:2181", "min.insync.replicas": "1"})
     assert effective_config(in_cluster, image, 1).int("min.insync.replicas") == 2
     warn_overridden(in_cluster, image, 1)
-    told = [one.getMessage() for one in caplog.records]
-    assert [text.partition(": change")[0] for text in told] == [
+    lines = [one.getMessage() for one in caplog.records]
+    assert [text.partition(": change")[0] for text in lines] == [
         "min.insync.replicas=1 in its file is overridden by the value of the cluster, 2",
         "min.insync.replicas=3 in the store, for broker 1 alone is overridden by the value of the cluster, 2",
     ]
@@ -111,11 +111,11 @@ def test_a_joining_broker_warns_of_an_overridden_min_insync_replicas(
         Broker({**store, "node.id": "2", "min.insync.replicas": "2"}) as second,
         Admin(second.bootstrap) as admin,
     ):
-        told = [line for line in second.log.splitlines() if "min.insync.replicas" in line]
-        assert len(told) == 1
-        assert " WARNING " in told[0]
+        lines = [line for line in second.log.splitlines() if "min.insync.replicas" in line]
+        assert len(lines) == 1
+        assert " WARNING " in lines[0]
         text = "min.insync.replicas=2 in its file is overridden by the value of the cluster, 1: change it"
-        assert text in told[0]
+        assert text in lines[0]
         assert "min.insync.replicas" not in first.log
         admin.create_topic("t", assignments={0: [2]})
         assert admin.topic_configs("t")["min.insync.replicas"].value == "1"

@@ -708,7 +708,7 @@ def _minimum_in(path: str, data: bytes) -> str | None:
 def _faults_of_index(index: TopicIndex) -> Iterator[str]:
     """Returns the differences of an index from one rebuilt from the same topics."""
     anew = TopicIndex(index.by_name)
-    for what in ("by_id", "moving", "leaderless", "eligible"):
+    for what in ("by_id", "reassigning", "leaderless", "eligible"):
         known, right = getattr(index, what), getattr(anew, what)
         if dict(known) != dict(right):
             yield f"{what} has {list(known)}, and should have {list(right)}"

@@ -17,6 +17,7 @@ from unittest import mock
 from log_inspection import records_of
 
 from tidemill.broker.offsets_topic import PartitionOffsetsLog
+from tidemill.coordination.topic_image import OFFSETS_TOPIC
 from tidemill.groups.coordinator_effects import (
     Append,
     AssignmentStored,
@@ -33,8 +34,7 @@ from tidemill.groups.coordinator_effects import (
     TimerKind,
     Waiter,
 )
-from tidemill.groups.coordinator_interfaces import OFFSETS_TOPIC
-from tidemill.groups.group_coordinator_shard import GroupCoordinatorShard, ShardState, Write
+from tidemill.groups.group_coordinator_shard import GroupCoordinatorShard, Write
 from tidemill.groups.group_metadata import GroupMetadata, GroupState
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
 from tidemill.groups.offset_records import CommittedOffset, GroupMetadataValue, OffsetRecord, decode_record
@@ -280,7 +280,7 @@ class CoordinatorPromise:
         """A heartbeat of a member arrives: its session starts again."""
         watched = self._asked(state_machine)
         # Before the call: the real clock advances during it.
-        now_ms = watched.shard.now().steady_ms if watched is not None else 0
+        now_ms = watched.shard.now().monotonic_ms if watched is not None else 0
         code = HEARTBEAT(state_machine, group_id, member_id, *of)
         if watched is not None and code in ALIVE:
             member = state_machine.groups[group_id].members.get(member_id)
@@ -413,7 +413,7 @@ class CoordinatorPromise:
 
     def _topics_deleted(self, shard: GroupCoordinatorShard, topics: Mapping[str, bytes]) -> None:
         watched = self._watched.get(shard)
-        if watched is None or shard.state is not ShardState.ACTIVE:
+        if watched is None or not shard.is_active:
             TOPICS_DELETED(shard, topics)
             return
         TOPICS_DELETED(shard, topics)
@@ -486,7 +486,7 @@ class CoordinatorPromise:
     @staticmethod
     def _missing_timer(shard: GroupCoordinatorShard, group: GroupMetadata) -> str:
         """Returns the first missing timer."""
-        timers, now_ms = shard._timers.current, shard.now().steady_ms
+        timers, now_ms = shard._timers.current, shard.now().monotonic_ms
         for member in group.members.values():
             waits = member.is_new or member.awaits_response
             if not waits and member.deadline_ms > now_ms + member.session_timeout_ms:

@@ -329,14 +329,15 @@ class FollowingPromise:
             self._broken(
                 "follows", partition, f"it is truncated to {log.end_offset}, and its leader has {common}"
             )
-        if found is None or log.end_offset <= log.start_offset:
+        diverging = None if found is None else found.diverging_epoch
+        if diverging is None or log.end_offset <= log.start_offset:
             return
         latest, end = int(log.leader_epochs.epoch_of(log.end_offset - 1)), int(log.end_offset)
-        if latest > found.diverging_epoch or (latest == found.diverging_epoch and end > found.diverging_end):
+        if latest > diverging.epoch or (latest == diverging.epoch and end > diverging.end_offset):
             self._broken(
                 "follows",
                 partition,
-                f"its leader has epoch {found.diverging_epoch} up to {found.diverging_end}, and it is"
+                f"its leader has epoch {diverging.epoch} up to {diverging.end_offset}, and it is"
                 f" truncated to {end} of epoch {latest}",
             )
 
@@ -632,7 +633,7 @@ class FollowingPromise:
         ) -> Any:
             partition = followed.partition
             self.takes(partition, followed)
-            if found.diverging_end < 0:
+            if found.diverging_epoch is None:
                 return take(fetcher, followed, found, *of)
             common = self.common_end(partition)
             failure = take(fetcher, followed, found, *of)

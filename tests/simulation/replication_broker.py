@@ -36,6 +36,7 @@ from tidemill.coordination.topic_image import PartitionImage
 from tidemill.log.log_manager import LogManager
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError, StorageError
+from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.system_interfaces import Files
 from tidemill.model.types import TopicPartition
 from tidemill.net.deadlines import Deadlines
@@ -47,7 +48,7 @@ from tidemill.replication.replica_fetcher import FetchLimits
 from tidemill.replication.replica_manager import ReplicaManager, ReplicaManagerListener
 from tidemill.server.lost_replica_detection import detect_lost_replicas
 from tidemill.server.socket_server import ConnectionLimits, ConnectionQuotas, SocketServer
-from tidemill.transactions.producer_ids import ProducerIds
+from tidemill.transactions.producer_id_manager import ProducerIdManager
 
 logger = logging.getLogger("tidemill.simulated")
 
@@ -114,15 +115,15 @@ class ReplicationBroker(ReplicaManagerListener):
         )
         broker.replica_manager.lag_ms_max = config.int("replica.lag.time.max.ms")
         broker.metadata_cache = MetadataCache(self.controller.image.with_brokers({}))
-        broker.producer_ids = ProducerIds(self.controller.next_producer_ids)
+        broker.producer_id_manager = ProducerIdManager(self.controller.next_producer_ids)
         acceptor = self._build_request_path()
         limits = FetchLimits(
             wait_ms=config.int("replica.fetch.wait.max.ms"), backoff_ms=config.int("replica.fetch.backoff.ms")
         )
         self.following = ReplicaFetcherManager(
-            self.node_id, limits, self._connect, broker.clock, self._storage_failed, node_epoch=ANY_EPOCH
+            self.node_id, limits, self._connect, broker.clock, node_epoch=ANY_EPOCH
         )
-        broker.replica_manager.following = self.following
+        broker.replica_manager.replica_fetcher_manager = self.following
         listening: Any = Listening(self.network, self.machine, PORT)
         listener = Listener("PLAINTEXT", self.machine.name, PORT, node_id=self.node_id)
         acceptor.listen(listener, [listening])
@@ -130,10 +131,10 @@ class ReplicationBroker(ReplicaManagerListener):
         self._register()
         logs.dirs.write_new_meta_properties()
         if len(self.directories) > 1:
-            broker.replica_manager.mover.full_retry_s = MOVE_S_MEAN
-            broker.replica_manager.mover.set_bytes_per_second(MOVED_BYTES_PER_SECOND)
-            broker.replica_manager.mover.piece_bytes = MOVED_PIECE_BYTES
-            broker.replica_manager.mover.resume()
+            broker.replica_manager.replica_alter_log_dirs.full_retry_s = MOVE_S_MEAN
+            broker.replica_manager.replica_alter_log_dirs.set_bytes_per_second(MOVED_BYTES_PER_SECOND)
+            broker.replica_manager.replica_alter_log_dirs.piece_bytes = MOVED_PIECE_BYTES
+            broker.replica_manager.replica_alter_log_dirs.resume()
             self._tasks.append(self.loop.create_task(_repeat(MOVE_S_MEAN, self._move)))
 
     def _build_request_path(self) -> SocketServer:
@@ -167,7 +168,7 @@ class ReplicationBroker(ReplicaManagerListener):
         lag_s = partitions.lag_ms_max / 1000
         for period_s, do in (
             (lag_s / 2, partitions.maybe_shrink_isr),
-            (1.0, partitions.flushing.flush_due),
+            (1.0, partitions.log_flusher.flush_due),
             (2.0, partitions.checkpoints.write_high_watermarks),
             (3.0, partitions.checkpoints.write_recovery_points),
             (0.5, self._register_again),
@@ -191,7 +192,7 @@ class ReplicationBroker(ReplicaManagerListener):
         if partitions and random.random() < 0.5:
             key = random.choice(partitions).log.topic_partition
             with contextlib.suppress(KafkaError):
-                self.partitions.mover.begin(key, random.choice(self.directories))
+                self.partitions.replica_alter_log_dirs.begin(key, random.choice(self.directories))
 
     async def _connect(self, leader: int) -> Link:
         known = self.broker.metadata_cache.brokers.get(leader)
@@ -199,10 +200,6 @@ class ReplicationBroker(ReplicaManagerListener):
             raise LinkError(f"broker {leader} is not known")
         endpoint = known.endpoints["PLAINTEXT"]
         return await Link.open(leader, endpoint.host, endpoint.port, f"broker-{self.node_id}", LINK_S)
-
-    def _storage_failed(self, partition: Partition, problem: StorageError) -> None:
-        logger.warning("%s-%d: %s", partition.topic, partition.index, problem)
-        self.partitions.on_storage_error(partition, problem)
 
     # -- what the controller says
 
@@ -216,7 +213,9 @@ class ReplicationBroker(ReplicaManagerListener):
             states = [state_of(one) for one in topic.partitions if one.partition_epoch >= 0]
             config = log_config(self.broker.config, topic.name, topic.config)
             try:
-                self.partitions.put_topic(topic.name, topic.topic_id, False, states, config)
+                run_at_once(
+                    self.partitions.put_topic_in_slices(topic.name, topic.topic_id, False, states, config)
+                )
             except KafkaError as problem:
                 logger.warning("%s: %s", topic.name, problem)
         self.directory_failed()

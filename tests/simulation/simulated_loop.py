@@ -28,7 +28,7 @@ from tidemill.model.system_interfaces import Clock
 WALL_MS = 1_700_000_000_000
 """The wall clock when the simulation begins."""
 START_S = 1000.0
-"""The steady clock then."""
+"""The monotonic clock then."""
 JOB_S_MEAN = 0.0005
 """How long a thread takes for a job."""
 SLOW_JOB_S_MEAN = 0.03
@@ -37,7 +37,7 @@ SLOW_JOBS = 0.03
 
 
 def wall_ms_at(now_s: float) -> int:
-    """Returns the time of a correct wall clock at a time of the steady clock."""
+    """Returns the time of a correct wall clock at a time of the monotonic clock."""
     return WALL_MS + int((now_s - START_S) * 1000)
 
 

@@ -366,7 +366,7 @@ def _index(**others: Any) -> TopicIndex:
         (_index(by_broker={1: {"t": None}}), ["image"]),
         (_index(by_broker={1: {"t": None}, 2: {"t": None}, 3: {"t": None}}), ["image"]),
         (_index(by_id={}), ["image"]),
-        (_index(moving={"t": None}), ["image"]),
+        (_index(reassigning={"t": None}), ["image"]),
         (_index(leaderless={"t": None}), ["image"]),
         (_index(eligible={"t": None}), ["image"]),
     ],
@@ -383,7 +383,7 @@ def test_the_topic_index_of_a_controller_is_compared_with_a_new_index() -> None:
     store = Store()
     assert store.looked() == []
     image = store.image
-    image.topic_index.moving = {"t": None}
+    image.topic_index.reassigning = {"t": None}
     assert store.looked(image=image) == ["image"]
 
 

@@ -17,6 +17,7 @@ from simulated_loop import SimulatedLoop
 
 from tidemill.broker import offsets_topic
 from tidemill.broker.offsets_topic import PartitionOffsetsLog
+from tidemill.coordination.topic_image import OFFSETS_TOPIC
 from tidemill.groups import membership, offset_commits, rebalance
 from tidemill.groups.coordinator_effects import (
     CommitRequest,
@@ -26,7 +27,6 @@ from tidemill.groups.coordinator_effects import (
     SyncRequest,
     Waiter,
 )
-from tidemill.groups.coordinator_interfaces import OFFSETS_TOPIC
 from tidemill.groups.group_coordinator import GroupCoordinator
 from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.group_coordinator_shard import GroupCoordinatorShard

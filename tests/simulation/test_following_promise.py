@@ -21,7 +21,7 @@ from tidemill.log.log_config import LogConfig
 from tidemill.records.batch import parse_batch
 from tidemill.replication.partition import Partition
 from tidemill.replication.replica_fetcher import FetchLimits, FollowedPartition, ReplicaFetcher
-from tidemill.wire.fetch_layout import FetchedPartition, RequestedPartition
+from tidemill.wire.fetch_layout import DivergingEpoch, FetchedPartition, RequestedPartition
 
 LEADER, FOLLOWER = 1, 2
 BOTH = (LEADER, FOLLOWER)
@@ -319,10 +319,10 @@ def test_a_response_for_another_fetch_offset_is_found(pair: Pair) -> None:
 
 def test_a_truncation_that_leaves_diverging_records_is_found(pair: Pair) -> None:
     found = FetchedPartition(b"", 0, b"")
-    found.diverging_epoch, found.diverging_end = 5, 5
+    found.diverging_epoch = DivergingEpoch(5, 5)
     pair.watch.cut(pair.follower, -1, found)
     assert pair.found == ""
-    found.diverging_epoch = 4
+    found.diverging_epoch = DivergingEpoch(4, 5)
     pair.watch.cut(pair.follower, -1, found)
     assert pair.found == "follows"
 

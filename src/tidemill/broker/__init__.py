@@ -1,1 +1,1 @@
-"""What a broker is made of, and how a request finds its handler."""
+"""The Kafka APIs of a broker: the parts of a broker, and the dispatch of requests to their handlers."""

@@ -276,10 +276,11 @@ def _results(
         for topic in response.topics
         for one in topic.partitions
     }
-    missing = KafkaError("the response of the controller lacks this partition")
     results = []
     for one in changes:
-        result = found.get(one.key, missing)
+        result = found.get(one.key) or KafkaError(
+            f"the response of the controller lacks {one.partition.topic}-{one.partition.index}"
+        )
         if isinstance(result, PartitionState):
             result = result._replace(replicas=one.partition.replicas, adding=one.partition.adding)
         results.append(result)

@@ -16,7 +16,6 @@ from tidemill.broker.log_configs import log_config
 from tidemill.broker.metadata_cache import Delta, MetadataCache, PartitionImage, TopicImage
 from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.cluster_image import TOPIC
-from tidemill.log.errors import topic_failure
 from tidemill.log.log_manager import LogManager
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError
@@ -363,31 +362,14 @@ class LeaderAndIsrApplier:
         if not states:
             return
         config = log_config(self._next_config or self._config(), name, leader_and_isr.settings)
-        failures: dict[int, KafkaError] = {}
-        failure: KafkaError | None = None
-        for state in states:
-            await time_slice.step()
-            if self._replica_manager.find(name, state.partition) is None:
-                try:
-                    key = TopicPartition(name, state.partition)
-                    is_new = state.partition in leader_and_isr.new_partitions
-                    self._log_manager.create(key, topic_id, config, self._clock.wall_ms(), is_new=is_new)
-                except KafkaError as problem:
-                    logger.error("%s-%d: %s", name, state.partition, problem)
-                    failures[state.partition] = problem
-        for start in range(0, len(states), STEPS_PER_SLICE):
-            try:
-                part = states[start : start + STEPS_PER_SLICE]
-                self._replica_manager.put_topic(name, topic_id, leader_and_isr.internal, part, config)
-            except KafkaError as problem:
-                logger.error("%s: %s", name, problem)
-                failure = failure or problem
-            if start + STEPS_PER_SLICE < len(states):
-                await asyncio.sleep(0)
-        if failures:
-            raise topic_failure(name, failures)
-        if failure is not None:
-            raise failure
+        try:
+            for _ in self._replica_manager.put_topic_in_slices(
+                name, topic_id, leader_and_isr.internal, states, config, leader_and_isr.new_partitions
+            ):
+                await time_slice.step()
+        except KafkaError as problem:
+            logger.error("%s: %s", name, problem)
+            raise
 
     def had_replica(self, name: str, index: int, topic_id: bytes) -> bool:
         """Whether this broker had the replica before. Its disk may be missing now.

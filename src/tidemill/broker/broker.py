@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tidemill.model.system_interfaces import Clock, Files
     from tidemill.replication.partition import Partition
     from tidemill.replication.replica_manager import ReplicaManager
-    from tidemill.transactions.producer_ids import ProducerIds
+    from tidemill.transactions.producer_id_manager import ProducerIdManager
 
 
 class ClusterParts(NamedTuple):
@@ -59,7 +59,7 @@ class Broker:
     store_connectivity: StoreConnectivity
     leader_and_isr: LeaderAndIsrApplier
     group_coordinator: GroupCoordinator
-    producer_ids: ProducerIds
+    producer_id_manager: ProducerIdManager
     cluster: ClusterParts | None = None
     """None with the embedded store."""
 

@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from tidemill.broker.api_declaration import HandledApi
-from tidemill.broker.connect_errors import connect_with_retries
+from tidemill.broker.connect_retries import connect_with_retries
 from tidemill.broker.handlers import envelope as envelope_handler
-from tidemill.coordination.topic_image import NO_BROKER
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import NO_BROKER
 from tidemill.net.link import Link, LinkError
 from tidemill.wire.messages.envelope import EnvelopeRequest, EnvelopeResponse
 from tidemill.wire.schema import Struct

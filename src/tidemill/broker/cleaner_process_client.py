@@ -110,13 +110,13 @@ class CleanerProcess:
 
     async def _send(self, process: asyncio.subprocess.Process, message: Message) -> None:
         if process.stdin is None:
-            raise EOFError
+            raise EOFError(f"process {process.pid} has no pipe for its input")
         process.stdin.write(encode(message))
         await process.stdin.drain()
 
     async def _receive(self, process: asyncio.subprocess.Process) -> Message:
         if process.stdout is None:
-            raise EOFError
+            raise EOFError(f"process {process.pid} has no pipe for its output")
         header = await process.stdout.readexactly(HEADER.size)
         return decode(await process.stdout.readexactly(HEADER.unpack(header)[0]))
 

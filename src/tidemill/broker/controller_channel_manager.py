@@ -6,7 +6,8 @@ LeaderAndIsr for new followers. The requests are repeated, over new connections 
 acknowledges them or leaves the cluster. Stops of replicas that the broker could not stop are sent again after
 a pause.
 
-The connection also shows that the process of the broker has ended: see :mod:`tidemill.broker.connect_errors`.
+The connection also shows that the process of the broker has ended: see
+:mod:`tidemill.broker.connect_retries`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from tidemill.broker.connect_errors import REFUSALS_OF_ENDED_BROKER, RETRY_S, connect_with_retries
+from tidemill.broker.connect_retries import REFUSALS_OF_ENDED_BROKER, RETRY_S, connect_with_retries
 from tidemill.broker.controller_request_batch import (
     ControllerRequestBatch,
     batch_for,

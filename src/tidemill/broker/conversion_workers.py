@@ -20,8 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tidemill.broker.conversion_jobs import ConversionJob, Message, Result, result_of
 from tidemill.broker.conversion_process import Channel, open_window
-from tidemill.model.counters import TimeHistogram
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.time_histogram import TimeHistogram
 
 logger = logging.getLogger("tidemill.broker")
 
@@ -103,7 +103,7 @@ class Budget:
         self._queue: deque[object] = deque()
         self._changed = threading.Condition()
 
-    def take(self, count: int) -> None:
+    def acquire(self, count: int) -> None:
         """Waits until the job fits into the limit."""
         turn = object()
 
@@ -118,7 +118,7 @@ class Budget:
             self.used += count
             self._changed.notify_all()
 
-    def give_back(self, count: int) -> None:
+    def release(self, count: int) -> None:
         """Releases the bytes of a completed job."""
         with self._changed:
             self.used -= count
@@ -162,7 +162,7 @@ class ConversionWorkers:
         If the process ends, a new one runs the job. If that one ends as well, UNKNOWN_SERVER_ERROR is raised.
         """
         size = len(job.data)
-        self.budget.take(size)
+        self.budget.acquire(size)
         try:
             for attempt in range(2):
                 process = self._take()
@@ -184,17 +184,17 @@ class ConversionWorkers:
                 self._put_back(process)
                 return result_of(job, answer)
         finally:
-            self.budget.give_back(size)
+            self.budget.release(size)
         raise KafkaError(
             f"records of {size} bytes could not be converted: the conversion process ended"
             + (" with the broker" if self.closed else " twice; check the free memory"),
             ErrorCode.UNKNOWN_SERVER_ERROR,
         )
 
-    def note(self, api: str, seconds: float) -> None:
+    def record_time(self, api: str, seconds: float) -> None:
         """Records the duration of one request's conversions."""
         with self._lock:
-            self.times[api].note(seconds)
+            self.times[api].record(seconds)
 
     def reap(self, idle_s: float = IDLE_S) -> None:
         """Ends processes that had nothing to do for ``idle_s``."""

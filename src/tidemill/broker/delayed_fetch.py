@@ -93,22 +93,14 @@ class FetchCompletion:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SlicedFetch:
-    """Handles one large fetch in slices. The fetch is in the state that follows the event."""
+    """Handles one large fetch in slices."""
 
-    def respond(self) -> None:
-        """Looks up the partitions of a fetch that has waited, and sends the response."""
-        raise NotImplementedError
-
-    def count_committed(self) -> None:
-        """Counts the readable bytes of a fetch that has waited."""
+    def resume(self) -> None:
+        """Continues a fetch that has waited, in the state that followed: counts, responds or releases it."""
         raise NotImplementedError
 
     def send(self) -> None:
         """Builds and sends the response from the results."""
-        raise NotImplementedError
-
-    def drop(self) -> None:
-        """Releases a fetch that has waited, and whose connection is closed."""
         raise NotImplementedError
 
 
@@ -227,7 +219,6 @@ class DelayedFetch(FetchWaiter):
 
     def drop(self) -> None:
         """Releases request, results and session. The timer refers to the fetch itself until the deadline."""
-        self.apply(COMPLETE)
         self.drop_results()
         self.request = NO_REQUEST
         self.sliced = None

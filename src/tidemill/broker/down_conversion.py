@@ -32,9 +32,8 @@ from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.system_interfaces import File
 from tidemill.model.task_set import TaskSet
 from tidemill.net.send_queue import FileRange, ResponsePart
-from tidemill.records.batch import GZIP, LENGTH, LOG_OVERHEAD, MAGIC, NO_COMPRESSION, RECORDS
-from tidemill.records.compression import unpacked_bytes_bound
-from tidemill.records.format_conversion import Converted
+from tidemill.records.batch import LOG_OVERHEAD, MAGIC, RECORDS, size_of_batch
+from tidemill.records.format_conversion import Converted, unpacked_bytes_max
 from tidemill.replication.partition import Partition
 
 SOURCE_BYTES = 256 * 1024
@@ -109,7 +108,11 @@ class DownRange(File):
         if not self._needs_conversion():
             return False
         if not self.partition.log.config.message_downconversion_enable:
-            raise KafkaError("this topic disables down-conversion", ErrorCode.UNSUPPORTED_VERSION)
+            raise KafkaError(
+                f"{self.partition.topic} has records in a newer message format than v{self.magic}, and has "
+                "message.downconversion.enable=false: upgrade the consumer, or enable the conversion",
+                ErrorCode.UNSUPPORTED_VERSION,
+            )
         self._hold(self._convert(bytes_max))
         self.count = self.held if self._is_done else max(self.stored, self.held)
         return True
@@ -122,8 +125,7 @@ class DownRange(File):
         """
         head = self.file.read_at(self.next, MAGIC + 1)
         if len(head) > MAGIC and head[MAGIC] > self.magic:
-            first = LOG_OVERHEAD + int.from_bytes(head[LENGTH : LENGTH + 4], "big", signed=True)
-            self.end = max(self.end, self.next + first)
+            self.end = max(self.end, self.next + int(size_of_batch(head)))
             return True
         scan = BatchScan(self.file, self.next, self.end, SCAN_BYTES)
         while scan.step():
@@ -181,7 +183,7 @@ class DownRange(File):
         try:
             data = self.file.read_at(self.next, min(SOURCE_BYTES, self.end - self.next))
             if len(data) >= LOG_OVERHEAD:
-                first = LOG_OVERHEAD + int.from_bytes(data[LENGTH : LENGTH + 4], "big", signed=True)
+                first = int(size_of_batch(data))
                 if len(data) < first <= self.end - self.next:
                     data = self.file.read_at(self.next, first)
                     # Otherwise each piece would search the batch from its beginning.
@@ -210,30 +212,8 @@ class DownRange(File):
             bytes_max=bytes_max,
             unpacked_bytes_max=self.unpacked_bytes_max,
         )
-        return job.run() if unpacked_bound(data) <= INLINE_BYTES else self.conversions.call(job)
-
-
-def unpacked_bound(data: bytes) -> int:
-    """Returns an upper bound of the unpacked size of the whole batches in ``data``."""
-    total = 0
-    position = 0
-    while position + RECORDS <= len(data):
-        size = LOG_OVERHEAD + int.from_bytes(data[position + LENGTH : position + LENGTH + 4], "big")
-        magic = data[position + 16]
-        codec = data[position + 22] & 7 if magic == 2 else data[position + 17] & 7
-        end = position + size
-        total += size
-        if end > len(data) or total > INLINE_BYTES:
-            break
-        if codec != NO_COMPRESSION and magic == 2:
-            try:
-                total += int(unpacked_bytes_bound(codec, data, position + RECORDS, end))
-            except KafkaError:
-                break
-        elif codec != NO_COMPRESSION:
-            total += size * (1032 if codec == GZIP else 255)
-        position = end
-    return total
+        is_small = unpacked_bytes_max(data, INLINE_BYTES) <= INLINE_BYTES
+        return job.run() if is_small else self.conversions.call(job)
 
 
 class DownConversion(DownConverter):
@@ -280,7 +260,7 @@ class DownConversion(DownConverter):
                     seconds += made.seconds
                     held += made.held
             if seconds:
-                self.conversions.note("Fetch", seconds)
+                self.conversions.record_time("Fetch", seconds)
             if connection.closed:
                 fetch.drop()
             else:

@@ -13,11 +13,9 @@ from tidemill.broker.log_cleaner import LogCleaner
 from tidemill.broker.log_configs import changed_defaults, depends_on, log_config
 from tidemill.broker.metadata_cache import MetadataCache
 from tidemill.coordination.cluster_image import ClusterImage, Delta
-from tidemill.log.log_manager import LogManager
 from tidemill.model.configs import BROKER_KEYS, MIN_INSYNC, BrokerConfig, brokers_while_unreadable
 from tidemill.model.errors import ConfigError
 from tidemill.model.event_loop_slices import TimeSlice
-from tidemill.model.system_interfaces import Clock
 from tidemill.replication.replica_manager import ReplicaManager
 
 logger = logging.getLogger(__name__)
@@ -29,10 +27,7 @@ class DynamicBrokerConfig:
     def __init__(
         self,
         static_config: BrokerConfig,
-        node_id: int,
-        clock: Clock,
         metadata_cache: MetadataCache,
-        log_manager: LogManager,
         replica_manager: ReplicaManager,
         log_cleaner: LogCleaner,
         current_config: Callable[[], BrokerConfig],
@@ -40,10 +35,7 @@ class DynamicBrokerConfig:
     ) -> None:
         """``static_config`` is that of the file; ``set_config`` replaces the one of the broker."""
         self._static_config = static_config
-        self._node_id = node_id
-        self._clock = clock
         self._metadata_cache = metadata_cache
-        self._log_manager = log_manager
         self._replica_manager = replica_manager
         self._log_cleaner = log_cleaner
         self._current_config = current_config
@@ -53,13 +45,13 @@ class DynamicBrokerConfig:
         """Applies the changed settings of the broker, and then those of its topics."""
         if delta.broker_configs_changed:
             before = self._current_config()
-            config = effective_config(self._static_config, delta.image, self._node_id)
+            config = effective_config(self._static_config, delta.image, self._replica_manager.node_id)
             if delta.before.broker_configs != delta.image.broker_configs:
-                warn_overridden(self._static_config, delta.image, self._node_id)
+                warn_overridden(self._static_config, delta.image, self._replica_manager.node_id)
             await self._set_config(config)
-            self._log_manager.producer_expiration_ms = config.int("producer.id.expiration.ms")
+            self._replica_manager.logs.producer_expiration_ms = config.int("producer.id.expiration.ms")
             move_rate = config.int("replica.alter.log.dirs.io.max.bytes.per.second")
-            self._replica_manager.mover.set_bytes_per_second(move_rate)
+            self._replica_manager.replica_alter_log_dirs.set_bytes_per_second(move_rate)
             self._log_cleaner.reconfigured()
             await self._reconfigure_topics(before)
         for _, image in delta.reconfigured:
@@ -75,7 +67,7 @@ class DynamicBrokerConfig:
         changed = changed_defaults(before, self._current_config())
         if not changed:
             return
-        time_slice = TimeSlice(self._clock)
+        time_slice = TimeSlice(self._replica_manager.clock)
         for entry in list(self._replica_manager.topics.by_name.values()):
             await time_slice.step()
             image = self._metadata_cache.image.topics.get(entry.name)

@@ -23,10 +23,10 @@ from tidemill.wire.fetch_layout import (
     write_fetched_tags,
     write_response_head,
 )
+from tidemill.wire.header import FRAME_BYTES_MAX
 from tidemill.wire.hot_path_codec import known_error, set_i32, write_count, write_topic_key
 
 STORAGE_ERROR_FROM: Final = 6
-FRAME_BYTES_MAX: Final = 0x7FFFFFFF
 NO_ABORTED_TRANSACTIONS: Final[list[tuple[int, int]]] = []
 
 
@@ -105,7 +105,7 @@ class FetchEncoder:
                 out = BytesWriter()
                 self.pieces.append(file_range(data.partition, log_range))
             if flexible:
-                write_fetched_tags(out, data.diverging_epoch, data.diverging_end)
+                write_fetched_tags(out, data.diverging_epoch)
             index += 1
             if index == run and flexible:
                 out.append(0)

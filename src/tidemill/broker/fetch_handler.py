@@ -6,7 +6,7 @@ module                                         holds
 :mod:`tidemill.wire.fetch_layout`              the decoded request, the layout of request and response
 :mod:`tidemill.broker.fetch_partition_data`    the results of a look-up
 :mod:`tidemill.broker.fetch_session`           the partitions of a client, and the state last sent to it
-:mod:`tidemill.broker.fetch_admission`         the table of refusals
+:mod:`tidemill.broker.fetch_admission_checks`  the table of refusals
 :mod:`tidemill.broker.fetch_reader`            the look-up
 :mod:`tidemill.broker.delayed_fetch`           a fetch and its states
 :mod:`tidemill.broker.fetch_codec`             the response: bytes and ranges of files
@@ -235,7 +235,7 @@ class FetchHandler(FetchCompletion):
             # The slices of a look-up or a response end with the release.
             return
         if fetch.sliced is not None:
-            fetch.sliced.drop()
+            fetch.sliced.resume()
         else:
             fetch.unregister()
             fetch.drop()
@@ -249,7 +249,7 @@ class FetchHandler(FetchCompletion):
         if not is_waiting:
             return
         if fetch.sliced is not None:
-            fetch.sliced.count_committed()
+            fetch.sliced.resume()
             return
         fetch.apply(LOOK_UP_AGAIN)
         self.begin_look_up(fetch)
@@ -296,7 +296,7 @@ class FetchHandler(FetchCompletion):
         if not is_waiting:
             return False
         if fetch.sliced is not None:
-            fetch.sliced.respond()
+            fetch.sliced.resume()
             return False
         self.delayed.pop(fetch.connection, None)
         fetch.unregister()
@@ -307,6 +307,7 @@ class FetchHandler(FetchCompletion):
     def _look_up_and_send(self, fetch: DelayedFetch) -> None:
         """Looks up the partitions and sends the response. An exception closes only this connection."""
         if fetch.connection.closed:
+            fetch.apply(COMPLETE)
             fetch.drop()
             return
         try:
@@ -318,6 +319,7 @@ class FetchHandler(FetchCompletion):
             self.reader.read(fetch, 0, count, False)
             self._send(fetch)
         except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
+            fetch.apply(COMPLETE)
             fetch.drop()
             fetch.connection.crash(problem)
 

@@ -18,7 +18,7 @@ from mypy_extensions import i16, i32, i64, mypyc_attr
 from tidemill.log.log_segment import LogRange
 from tidemill.model.errors import ErrorCode
 from tidemill.replication.partition import Partition
-from tidemill.wire.fetch_layout import RequestedPartition
+from tidemill.wire.fetch_layout import DivergingEpoch, RequestedPartition
 
 
 @mypyc_attr(free_list_len=1)
@@ -34,9 +34,8 @@ class FetchPartitionData:
         self.last_stable_offset: i64 = -1
         self.log_start_offset: i64 = -1
         self.log_range: LogRange | None = None
-        self.diverging_epoch: i64 = -1
-        self.diverging_end: i64 = -1
-        """The end offset of ``diverging_epoch`` in this log; -1: the log of the follower does not diverge."""
+        self.diverging_epoch: DivergingEpoch | None = None
+        """None: the log of the follower does not diverge from this one."""
         self.aborted: list[tuple[int, int]] | None = None
         """Producer id and first offset of the aborted transactions of the records, if requested."""
         self.preferred_replica: i32 = -1
@@ -53,7 +52,7 @@ class FetchPartitionData:
     @property
     def completes_fetch(self) -> bool:
         """Whether the response is sent at once, with fewer bytes than ``fetch.min.bytes``."""
-        return self.error != 0 or self.diverging_end >= 0 or self.preferred_replica >= 0
+        return self.error != 0 or self.diverging_epoch is not None or self.preferred_replica >= 0
 
 
 @mypyc_attr(free_list_len=1)
@@ -76,6 +75,11 @@ class LogReadResults:
         """An open transaction hides records from a ``read_committed`` consumer."""
         self.is_throttled = False
         """The replication quota withheld records from a follower."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the response may have records of the next partition: its first records are always sent."""
+        return self.bytes_left > 0 or self.bytes_found == 0
 
     @property
     def bytes_readable(self) -> i64:

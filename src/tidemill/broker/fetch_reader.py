@@ -2,7 +2,7 @@
 
 The reader does not read records: a result refers to a range of a log file. The fetch of a follower updates
 its state on this leader (:meth:`FetchReader.record_follower_fetch`). The refusals are in
-:mod:`tidemill.broker.fetch_admission`.
+:mod:`tidemill.broker.fetch_admission_checks`.
 
 Source: Apache Kafka, ``ReplicaManager.readFromLog``, ``Partition.fetchRecords``.
 """
@@ -15,7 +15,11 @@ from typing import Final
 from mypy_extensions import i16, i64, mypyc_attr
 
 from tidemill.broker.delayed_fetch import DelayedFetch
-from tidemill.broker.fetch_admission import ANY_REPLICA_FROM, CHECKS
+from tidemill.broker.fetch_admission_checks import (
+    ANY_REPLICA_FROM,
+    FetchAdmission,
+    refusal_of_partition,
+)
 from tidemill.broker.fetch_partition_data import FetchPartitionData, LogReadResults
 from tidemill.broker.fetch_session import SessionPartition
 from tidemill.log.log import Log
@@ -24,11 +28,11 @@ from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.system_interfaces import Clock, EventLoop
 from tidemill.net.connection import Connection
 from tidemill.replication.delayed_operations import CONSUMER, WatchedPartition
-from tidemill.replication.hosted_topics import TopicTable
+from tidemill.replication.hosted_topics import TopicEntry, TopicTable
 from tidemill.replication.partition import Partition
 from tidemill.replication.read_limits import READ_COMMITTED
 from tidemill.replication.replication_quota import ReplicationQuota
-from tidemill.wire.fetch_layout import FetchRequest, RequestedPartition
+from tidemill.wire.fetch_layout import DivergingEpoch, FetchRequest, RequestedPartition
 
 RECORDS_BYTES_MAX: Final = 0x70000000
 """The limit for the records of one response, which with all other fields stays below 2 GiB."""
@@ -117,7 +121,9 @@ class FetchReader:
         request = fetch.request
         results = fetch.results
         follows = request.replica_id >= 0
-        has_stale_epoch = follows and is_new and self._has_stale_epoch(request)
+        topics = self.topics.by_id if request.by_id else self.topics.by_name
+        is_epoch_stale = follows and is_new and self._has_stale_epoch(request)
+        admission = FetchAdmission(request, results, topics, is_epoch_stale)
         has_session = fetch.session is not None
         state: SessionPartition | None = None
         partition: Partition | None = None
@@ -132,15 +138,13 @@ class FetchReader:
                 partition = None
             index += 1
             if partition is None or partition.deleted:
-                partition = self._find(request, requested)
+                partition = find_partition(topics, requested)
                 if state is not None:
                     state.partition = partition
             data = FetchPartitionData(requested, partition)
             results.partitions.append(data)
-            self.read_partition(fetch, data, state)
-            if has_stale_epoch and data.error == 0:
-                data.fail(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            elif follows and is_new and data.error == 0:
+            self.read_partition(fetch, data, state, admission)
+            if follows and is_new and data.error == 0:
                 self.record_follower_fetch(fetch, data, state)
             if data.completes_fetch:
                 results.completes_fetch = True
@@ -152,81 +156,84 @@ class FetchReader:
                 if results.bytes_left < 0 or results.ranges >= self.ranges_max:
                     results.bytes_left = 0
 
-    def _find(self, request: FetchRequest, requested: RequestedPartition) -> Partition | None:
-        topics = self.topics.by_id if request.by_id else self.topics.by_name
-        entry = topics.get(requested.key)
-        return None if entry is None else entry.partition(requested.index)
-
-    def _knows_topic(self, request: FetchRequest, requested: RequestedPartition) -> bool:
-        return requested.key in (self.topics.by_id if request.by_id else self.topics.by_name)
-
     def read_partition(
-        self, fetch: DelayedFetch, data: FetchPartitionData, state: SessionPartition | None
+        self,
+        fetch: DelayedFetch,
+        data: FetchPartitionData,
+        state: SessionPartition | None,
+        admission: FetchAdmission,
     ) -> None:
         """Looks up one partition. ``state`` is its entry in the session, if there is a session."""
+        error = refusal_of_partition(admission, data)
+        if error is None:
+            try:
+                self._read_admitted(fetch, data, state)
+                return
+            except KafkaError as problem:
+                error = problem
+        data.fail(error.code)
+        partition = data.partition
+        if error.code == ErrorCode.KAFKA_STORAGE_ERROR and partition is not None:
+            partition.events.on_storage_error(partition, error)
+
+    def _read_admitted(
+        self, fetch: DelayedFetch, data: FetchPartitionData, state: SessionPartition | None
+    ) -> None:
+        """Looks up an admitted partition. Raises KafkaError if its log cannot be read at the offset."""
         request = fetch.request
         requested = data.requested
         results = fetch.results
-        is_first = results.bytes_found == 0
-        has_room = results.bytes_left > 0 or is_first
         partition = data.partition
-        try:
-            is_topic_known = partition is not None or self._knows_topic(request, requested)
-            for check in CHECKS:
-                error = check.refuse(request, requested, is_topic_known, partition, has_room)
-                if error is not None:
-                    raise error
-            if partition is None:
-                raise RuntimeError(f"a partition without a replica here was admitted: {requested.index}")
-            is_consumer = request.replica_id == CONSUMER
-            selector = self.selector
-            if (
-                selector is not None
-                and is_consumer
-                and request.version >= ANY_REPLICA_FROM
-                and partition.replication is not None
-            ):
-                data.preferred_replica = selector.preferred_replica(
-                    request, fetch.connection, requested, partition
-                )
-            limits = partition.read_limits
-            limit = limits.limit_offset(request.replica_id, request.isolation)
-            data.high_watermark = limits.high_watermark
-            data.last_stable_offset = limits.last_stable_offset
-            if limit < data.high_watermark:
-                results.is_limited_by_transaction = True
-            if is_consumer and partition.awaits_high_watermark:
-                # As for ListOffsets (KIP-207): the high watermark of a new leader may be below the one that
-                # the former leader sent.
-                data.high_watermark = -1 if state is None else state.sent_high_watermark
-                data.last_stable_offset = -1
-            data.log_start_offset = partition.log.start_offset
-            if data.preferred_replica >= 0:
+        if partition is None:
+            raise RuntimeError(f"a partition without a replica here was admitted: {requested.index}")
+        is_first = results.bytes_found == 0
+        is_consumer = request.replica_id == CONSUMER
+        selector = self.selector
+        if (
+            selector is not None
+            and is_consumer
+            and request.version >= ANY_REPLICA_FROM
+            and partition.replication is not None
+        ):
+            data.preferred_replica = selector.preferred_replica(
+                request, fetch.connection, requested, partition
+            )
+        limits = partition.read_limits
+        limit = limits.limit_offset(request.replica_id, request.isolation)
+        data.high_watermark = limits.high_watermark
+        data.last_stable_offset = limits.last_stable_offset
+        if limit < data.high_watermark:
+            results.is_limited_by_transaction = True
+        if is_consumer and partition.awaits_high_watermark:
+            # As for ListOffsets (KIP-207): the high watermark of a new leader may be below the one that
+            # the former leader sent.
+            data.high_watermark = -1 if state is None else state.sent_high_watermark
+            data.last_stable_offset = -1
+        data.log_start_offset = partition.log.start_offset
+        if data.preferred_replica >= 0:
+            return
+        if requested.last_fetched_epoch >= 0:
+            data.diverging_epoch = find_diverging_epoch(requested, partition)
+            if data.diverging_epoch is not None:
                 return
-            if requested.last_fetched_epoch >= 0 and diverges(data, partition):
-                return
-            if not has_room or (request.replica_id >= 0 and self.throttles(request, results, partition)):
-                partition.check_range(requested.offset)
-                return
-            size = results.bytes_left if results.bytes_left < requested.bytes_max else requested.bytes_max
-            if request.version < ALL_FORMATS_FROM:
-                data.log_range = read_for_old_client(
-                    partition, requested.offset, size, limit, is_first, request.version
-                )
-            else:
-                data.log_range = partition.read(requested.offset, size, limit, is_first)
-            aborted = self._aborted
-            if (
-                request.isolation == READ_COMMITTED
-                and data.log_range is not None
-                and partition.log.segment_list.has_aborts
-                and aborted is not None
-            ):
-                data.aborted = aborted(partition.log, requested.offset, data.log_range)
-        except KafkaError as error:
-            data.fail(error.code)
-            if error.code == ErrorCode.KAFKA_STORAGE_ERROR and partition is not None:
-                partition.events.on_storage_error(partition, error)
+        if not results.has_room or (request.replica_id >= 0 and self.throttles(request, results, partition)):
+            partition.check_range(requested.offset)
+            return
+        size = results.bytes_left if results.bytes_left < requested.bytes_max else requested.bytes_max
+        if request.version < ALL_FORMATS_FROM:
+            data.log_range = read_for_old_client(
+                partition, requested.offset, size, limit, is_first, request.version
+            )
+        else:
+            data.log_range = partition.read(requested.offset, size, limit, is_first)
+        aborted = self._aborted
+        if (
+            request.isolation == READ_COMMITTED
+            and data.log_range is not None
+            and partition.log.segment_list.has_aborts
+            and aborted is not None
+        ):
+            data.aborted = aborted(partition.log, requested.offset, data.log_range)
 
     def throttles(self, request: FetchRequest, results: LogReadResults, partition: WatchedPartition) -> bool:
         """Whether the replication quota withholds the partition from this follower (KIP-73).
@@ -243,12 +250,7 @@ class FetchReader:
         return True
 
     def _has_stale_epoch(self, request: FetchRequest) -> bool:
-        """Whether the follower has registered again since it sent ``request``.
-
-        It may have lost the records that it had when it sent the request.
-
-        Source: Apache Kafka, ``Replica.updateFetchStateOrThrow``.
-        """
+        """Whether the follower has registered again since it sent ``request``."""
         epoch = request.replica_epoch
         return epoch >= 0 and epoch < self._broker_epoch(request.replica_id)
 
@@ -257,7 +259,7 @@ class FetchReader:
     ) -> None:
         """Updates the state of a follower in its partition: log end, log start and time of the fetch."""
         partition = data.partition
-        if partition is None or data.diverging_end >= 0:
+        if partition is None or data.diverging_epoch is not None:
             return
         request, requested, results = fetch.request, data.requested, fetch.results
         now_ms = self._clock.monotonic_ms()
@@ -316,13 +318,18 @@ class FetchReader:
         return count >= results.bytes_min
 
 
-def diverges(data: FetchPartitionData, partition: Partition) -> bool:
-    """Whether the log of a follower diverges from this log before the fetch offset.
+def find_partition(topics: dict[bytes, TopicEntry], requested: RequestedPartition) -> Partition | None:
+    """Returns the partition of this broker; None without one."""
+    entry = topics.get(requested.key)
+    return None if entry is None else entry.partition(requested.index)
+
+
+def find_diverging_epoch(requested: RequestedPartition, partition: Partition) -> DivergingEpoch | None:
+    """Returns the epoch in which the log of a follower diverges before the fetch offset; None without one.
 
     Raises OFFSET_OUT_OF_RANGE if this log has no record of the last fetched epoch or a later one.
     """
     log = partition.log
-    requested = data.requested
     last_fetched_epoch = requested.last_fetched_epoch
     epoch, end = log.leader_epochs.end_offset(int(last_fetched_epoch), int(log.end_offset))
     if epoch < 0:
@@ -331,10 +338,8 @@ def diverges(data: FetchPartitionData, partition: Partition) -> bool:
             ErrorCode.OFFSET_OUT_OF_RANGE,
         )
     if epoch == last_fetched_epoch and end >= requested.offset:
-        return False
-    data.diverging_epoch = epoch
-    data.diverging_end = end
-    return True
+        return None
+    return DivergingEpoch(epoch, end)
 
 
 def read_for_old_client(

@@ -146,7 +146,7 @@ class SessionPartition(FetchWaiter):
 
         After an error or a diverging epoch, the next response includes the partition in any case.
         """
-        is_used = data.error == 0 and data.diverging_end < 0
+        is_used = data.error == 0 and data.diverging_epoch is None
         self.sent_high_watermark = data.high_watermark if is_used else -1
         self.sent_log_start = data.log_start_offset
 

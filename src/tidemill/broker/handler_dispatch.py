@@ -25,10 +25,10 @@ from tidemill.broker.large_requests import LargeRequestQueue
 from tidemill.broker.request_context import RequestContext
 from tidemill.controller.config_changes import ResourceType
 from tidemill.coordination.coordination_store import StoreUnavailable
-from tidemill.model.counters import TimeHistogram
 from tidemill.model.errors import KafkaError, ProtocolError
 from tidemill.model.system_interfaces import File
 from tidemill.model.task_set import TaskSet, cancel_all
+from tidemill.model.time_histogram import TimeHistogram
 from tidemill.net.connection import Connection, PendingResponse
 from tidemill.net.memory_pool import MemoryPool
 from tidemill.net.send_queue import FileRange, ResponsePart
@@ -235,7 +235,7 @@ class HandlerDispatch(ApiRequestHandler):
         found = self.durations.get(api_key)
         if found is None:
             found = self.durations[api_key] = TimeHistogram()
-        found.note(time.perf_counter() - started)
+        found.record(time.perf_counter() - started)
 
     def on_close(self, connection: Connection, reason: str) -> None:
         """Notifies the broker that a connection has closed."""

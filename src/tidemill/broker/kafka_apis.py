@@ -1,7 +1,8 @@
 """Dispatches requests by API: Produce and Fetch to their handlers, all others to ApiRequestHandler. Compiled.
 
-The requests of a connection are handled one after the other, with one exception: a Produce request may follow
-Produce requests that wait for their replicas.
+The requests of a connection are handled one after the other, with two exceptions. A Produce request may
+follow Produce requests that wait for their replicas. The next fetch of a follower completes its waiting
+fetch.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from mypy_extensions import i16, i32, i64, mypyc_attr
 from tidemill.broker import produce_codec
 from tidemill.broker.fetch_handler import FetchHandler
 from tidemill.broker.produce_handler import ProduceHandler
-from tidemill.model.counters import TimeHistogram
 from tidemill.model.errors import ProtocolError
+from tidemill.model.time_histogram import TimeHistogram
 from tidemill.net.connection import Connection, FrameHandler, Stopwatch
 from tidemill.net.memory_pool import EXEMPT_BYTES
 from tidemill.net.send_queue import FileRange
 from tidemill.wire import fetch_layout
-from tidemill.wire.primitives import skip_tag_section
+from tidemill.wire.header import skip_request_header
 
 PRODUCE: Final = 0
 FETCH: Final = 1
+"""As :class:`~tidemill.wire.apis.ApiKey`, whose members are no constants for mypyc."""
 API_KEYS: Final = 128
 TIMED_EVERY: Final = 16
 """One of this number of Produce, and of Fetch, requests is timed. To read the clock and update the histograms
@@ -64,6 +66,13 @@ class ApiRequestHandler:
         raise NotImplementedError
 
 
+def is_compiled(api_key: i16, version: i16) -> bool:
+    """Whether a request is a Produce or Fetch request of a served version."""
+    if api_key == PRODUCE:
+        return produce_codec.FIRST_VERSION <= version <= produce_codec.LAST_VERSION
+    return api_key == FETCH and fetch_layout.FIRST_VERSION <= version <= fetch_layout.LAST_VERSION
+
+
 class KafkaApis(FrameHandler):
     """Passes each request to the handler of its API."""
 
@@ -94,20 +103,13 @@ class KafkaApis(FrameHandler):
         ):
             return False
         version = read_i16_be(data, start + 2)
-        if api_key == PRODUCE and produce_codec.FIRST_VERSION <= version <= produce_codec.LAST_VERSION:
-            count: i64 = self.counts[PRODUCE] + 1
-            self.counts[PRODUCE] = count
+        if is_compiled(api_key, version):
+            count: i64 = self.counts[api_key] + 1
+            self.counts[api_key] = count
             if count % TIMED_EVERY == 1:
-                self.handle_timed(connection, data, start, end, version, True)
+                self.handle_timed(connection, data, start, end, api_key, version)
             else:
-                self.handle(connection, data, start, end, version, True)
-        elif api_key == FETCH and fetch_layout.FIRST_VERSION <= version <= fetch_layout.LAST_VERSION:
-            count = self.counts[FETCH] + 1
-            self.counts[FETCH] = count
-            if count % TIMED_EVERY == 1:
-                self.handle_timed(connection, data, start, end, version, False)
-            else:
-                self.handle(connection, data, start, end, version, False)
+                self.handle(connection, data, start, end, api_key, version)
         else:
             if 0 <= api_key < API_KEYS:
                 self.counts[api_key] += 1
@@ -120,38 +122,29 @@ class KafkaApis(FrameHandler):
         return True
 
     def handle_timed(
-        self, connection: Connection, data: bytes, start: i64, end: i64, version: i16, is_produce: bool
+        self, connection: Connection, data: bytes, start: i64, end: i64, api_key: i16, version: i16
     ) -> None:
         """As :meth:`handle`; records the local time, and the time until the response."""
         started: float = perf_counter()
-        self.handle(connection, data, start, end, version, is_produce)
+        self.handle(connection, data, start, end, api_key, version)
         seconds: float = perf_counter() - started
-        key = PRODUCE if is_produce else FETCH
-        self.local_times[key].note(seconds)
+        self.local_times[api_key].record(seconds)
         response = connection.last_pending_response()
         if response is None:
-            self.total_times[key].note(seconds)
+            self.total_times[api_key].record(seconds)
         else:
-            response.stopwatch = Stopwatch(self.total_times[key].note, started)
+            response.stopwatch = Stopwatch(self.total_times[api_key].record, started)
 
     def handle(
-        self, connection: Connection, data: bytes, start: i64, end: i64, version: i16, is_produce: bool
+        self, connection: Connection, data: bytes, start: i64, end: i64, api_key: i16, version: i16
     ) -> None:
-        """Parses the header of a Produce or Fetch request, and passes the request to its handler."""
-        if end - start < 10:
-            raise ProtocolError(f"a request of {end - start} bytes ends before its client id")
+        """Passes a Produce or Fetch request to its handler."""
         correlation_id = read_i32_be(data, start + 4)
-        client: i64 = i64(read_i16_be(data, start + 8))
-        body: i64 = start + 10
-        if client > 0:
-            body += client
-        if is_produce:
-            if version >= produce_codec.FLEXIBLE:
-                body = skip_tag_section(data, body, end)
+        if api_key == PRODUCE:
+            body = skip_request_header(data, start, end, version >= produce_codec.FLEXIBLE)
             self.produces.handle(connection, data, body, end, version, correlation_id)
         else:
-            if version >= fetch_layout.FLEXIBLE:
-                body = skip_tag_section(data, body, end)
+            body = skip_request_header(data, start, end, version >= fetch_layout.FLEXIBLE)
             self.fetches.handle(connection, data, body, end, version, correlation_id)
 
     def on_end(self, connection: Connection) -> None:

@@ -58,8 +58,7 @@ class LargeFetches(LargeFetchHandler):
 
     def complete(self, handler: FetchHandler, fetch: DelayedFetch) -> None:
         """Completes a delayed fetch whose session has many partitions to look up."""
-        large = LargeFetch(self, handler, fetch)
-        large.begin(large.look_up_and_send)
+        LargeFetch(self, handler, fetch).resume()
 
     def end_session(self, session: FetchSession) -> None:
         """Removes the partitions of a session that has ended."""
@@ -135,21 +134,13 @@ class LargeFetch(SlicedFetch):
 
     # -- SlicedFetch
 
-    def respond(self) -> None:
-        """Looks up the partitions of a fetch that has waited, and sends the response."""
-        self.begin(self.look_up_and_send)
-
-    def count_committed(self) -> None:
-        """Counts the readable bytes of a fetch that has waited."""
-        self.begin(self._end_look_up)
+    def resume(self) -> None:
+        """Continues a fetch that has waited, in the state that followed: counts, responds or releases it."""
+        self.begin(self._follow_state)
 
     def send(self) -> None:
         """Builds and sends the response from the results."""
         self.begin(self._send_results)
-
-    def drop(self) -> None:
-        """Releases a fetch that has waited, and whose connection is closed."""
-        self.begin(self._drop)
 
     # -- processing
 
@@ -169,6 +160,7 @@ class LargeFetch(SlicedFetch):
         try:
             await work(slices)
         except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
+            self._fetch.apply(COMPLETE)
             self._fetch.connection.crash(problem)
             await self._drop(slices)
 
@@ -227,10 +219,10 @@ class LargeFetch(SlicedFetch):
         if not fetch.is_completed():
             handler.add_deadline(fetch)
         fetch.apply(END_LOOK_UP)
-        await self._end_look_up(slices)
+        await self._follow_state(slices)
 
-    async def _end_look_up(self, slices: RequestSlices) -> None:
-        """Waits, unless the events during the look-up require another one."""
+    async def _follow_state(self, slices: RequestSlices) -> None:
+        """Does what the events require that came during the look-up, or while the fetch waited."""
         fetch = self._fetch
         while fetch.state == COUNT_DUE:
             fetch.apply(LOOK_UP_AGAIN)
@@ -243,7 +235,9 @@ class LargeFetch(SlicedFetch):
         if fetch.state == COMPLETED:
             await self._drop(slices)
         elif fetch.state == RESPONSE_DUE:
-            await self.look_up_and_send(slices)
+            await self._unregister(slices)
+            await self._look_up_again(slices)
+            await self._send(slices)
 
     async def _look_up_again(self, slices: RequestSlices) -> None:
         fetch, handler = self._fetch, self._handler
@@ -252,12 +246,6 @@ class LargeFetch(SlicedFetch):
         for begin, end in self._slices():
             handler.reader.read(fetch, begin, end, False)
             await slices.step()
-
-    async def look_up_and_send(self, slices: RequestSlices) -> None:
-        """Looks up the partitions, and sends the response with the bytes that are available."""
-        await self._unregister(slices)
-        await self._look_up_again(slices)
-        await self._send(slices)
 
     async def _send(self, slices: RequestSlices) -> None:
         fetch = self._fetch
@@ -302,8 +290,7 @@ class LargeFetch(SlicedFetch):
         fetch.session_partitions = []
 
     async def _drop(self, slices: RequestSlices) -> None:
-        """Ends a fetch without a response."""
-        self._fetch.apply(COMPLETE)
+        """Releases a completed fetch without a response."""
         await self._unregister(slices)
         await self._free(slices)
 

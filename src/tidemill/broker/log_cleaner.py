@@ -2,9 +2,11 @@
 
 The event loop selects logs and replaces segments. The worker process reads and writes segments, and a thread
 renames files. Before each replacement the cleaner checks whether the log was truncated, deleted or set
-aside meanwhile; if so, it stops the cleaning and removes its files. A log that cannot be cleaned is
-uncleanable until the next start, or until the settings of the cleaner change. A log line and a metric report
-it, and the cleaner continues with the other logs.
+aside meanwhile; if so, it stops the cleaning and removes its files. After an I/O error the cleaner retries a
+log after :data:`RETRY_MS`. Three errors make a log uncleanable until the next start, or until the settings of
+the cleaner change: an invalid batch, a batch whose keys exceed the memory for keys, and
+:data:`PROCESS_EXITS_MAX` exits of the worker process during its cleaning. A log line and a metric report an
+uncleanable log, and the cleaner continues with the other logs.
 """
 
 from __future__ import annotations

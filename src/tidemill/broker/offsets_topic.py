@@ -9,10 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import TYPE_CHECKING
 
 from tidemill.broker.auto_topic_creation import create_missing_topics
-from tidemill.groups.coordinator_interfaces import (
-    OFFSETS_TOPIC,
-    CoordinatorEndpoint,
-)
+from tidemill.coordination.topic_image import OFFSETS_TOPIC
+from tidemill.groups.coordinator_interfaces import CoordinatorEndpoint
 from tidemill.log.errors import storage_error
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID

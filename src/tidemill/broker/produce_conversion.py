@@ -81,7 +81,7 @@ class ProduceConversion:
                 one = await self.append_wrapper(handler, prepared, number, one)
             prepared.partitions.append(one)
         if seconds:
-            self.workers.note("Produce", seconds)
+            self.workers.record_time("Produce", seconds)
         await self.wait_until_unreserved(prepared.partitions)
 
     async def convert(

@@ -19,9 +19,9 @@ from typing import Final
 from mypy_extensions import i64
 
 from tidemill.broker.produce_codec import PartitionRecords
-from tidemill.log.producer_state_manager import SEQUENCE_MAX, ProducerStateManager
+from tidemill.log.producer_state_manager import ProducerStateManager
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.records.batch import CONTROL_FLAG, Batch
+from tidemill.records.batch import CONTROL_FLAG, SEQUENCE_MAX, Batch
 from tidemill.replication.partition import Partition
 
 REJECTION_MS: Final[i64] = 10_000

@@ -14,7 +14,6 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from tidemill.broker.handlers.list_offsets import EARLIEST, LATEST
 from tidemill.broker.list_offsets_requests import Offsets, list_offsets
 from tidemill.model.errors import ProtocolError, StorageError
 from tidemill.model.system_interfaces import Clock
@@ -33,6 +32,7 @@ from tidemill.replication.replica_fetcher_interface import ReplicaFetcherPort
 from tidemill.replication.replication_quota import ReplicationQuota
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.fetch_layout import LAST_VERSION, REPLICA_STATE_FROM
+from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 
 logger = logging.getLogger("tidemill.replication")
 
@@ -114,13 +114,11 @@ class ReplicaFetcherTask:
         fetcher: ReplicaFetcher,
         connect: Connect,
         clock: Clock,
-        storage_failed: Callable[[Partition, StorageError], None],
     ) -> None:
         self.leader = leader
         self.fetcher = fetcher
         self._connect = connect
         self._clock = clock
-        self._storage_failed = storage_failed
         self._changed = asyncio.Event()
         self._warned_ms: dict[str, int] = {}
         self._transient: dict[str, tuple[int, int]] = {}
@@ -203,7 +201,7 @@ class ReplicaFetcherTask:
         else:
             self._warn(name, failure.text)
         if failure.storage_error is not None:
-            self._storage_failed(partition, failure.storage_error)
+            partition.events.on_storage_error(partition, failure.storage_error)
 
     def _has_lasted(self, name: str) -> bool:
         """Whether the transient errors of a partition have lasted for :data:`TRANSIENT_MS`."""
@@ -224,7 +222,7 @@ class ReplicaFetcherTask:
             self._warned_ms[what] = now
             logger.warning("fetching %s failed and is retried: %s", what, text)
 
-    async def _handle_out_of_range(self, link: Link, partitions: list[Partition]) -> None:
+    async def _handle_out_of_range(self, link: Link, partitions: Sequence[Partition]) -> None:
         """Requests the log start and end of the leader, and truncates or restarts the logs of this broker."""
         firsts = await self._list_offsets(link, partitions, EARLIEST)
         ends = await self._list_offsets(link, partitions, LATEST)
@@ -281,7 +279,6 @@ class ReplicaFetcherManager(ReplicaFetcherPort):
         limits: FetchLimits,
         connect: Connect,
         clock: Clock,
-        storage_failed: Callable[[Partition, StorageError], None],
         quota: ReplicationQuota | None = None,
         *,
         node_epoch: int,
@@ -292,7 +289,6 @@ class ReplicaFetcherManager(ReplicaFetcherPort):
         self._limits = limits
         self._connect = connect
         self._clock = clock
-        self._storage_failed = storage_failed
         self._fetcher_tasks: dict[int, ReplicaFetcherTask] = {}
         self._leaders: dict[Partition, int] = {}
         self._ending = TaskSet()
@@ -315,7 +311,7 @@ class ReplicaFetcherManager(ReplicaFetcherPort):
         if fetcher_task is None:
             fetcher = ReplicaFetcher(self._node_id, self._limits, self._quota, node_epoch=self._node_epoch)
             fetcher_task = self._fetcher_tasks[leader] = ReplicaFetcherTask(
-                leader, fetcher, self._connect, self._clock, self._storage_failed
+                leader, fetcher, self._connect, self._clock
             )
         self._leaders[partition] = leader
         try:

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from tidemill.broker.broker_links import BrokerLinks
-from tidemill.broker.handlers.list_offsets import DEBUGGING_REPLICA, LATEST
 from tidemill.broker.list_offsets_requests import ANY_LEADER_EPOCH, list_offsets_in_parts
 from tidemill.controller.leader_election import LogEnd
 from tidemill.model.configs import BrokerConfig
@@ -18,6 +17,7 @@ from tidemill.model.task_set import cancel_all
 from tidemill.model.types import TopicPartition
 from tidemill.net.link import LinkError
 from tidemill.replication.replica_manager import ReplicaManager
+from tidemill.wire.list_offset_timestamps import DEBUGGING_REPLICA, LATEST
 
 logger = logging.getLogger("tidemill.controller")
 

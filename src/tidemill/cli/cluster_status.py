@@ -270,10 +270,10 @@ def _print_store(found: Mapping[str, Any], *, to_stderr: bool = False) -> None:
     )
 
 
-def _print_partitions(what: str, partitions: list[dict[str, Any]], colour: str) -> None:
+def _print_partitions(problem: str, partitions: list[dict[str, Any]], colour: str) -> None:
     if partitions:
         named = ", ".join(
             f"{partition['topic']}-{partition['partition']}" for partition in partitions[:NAMED_MAX]
         )
         more = f" and {len(partitions) - NAMED_MAX} more" if len(partitions) > NAMED_MAX else ""
-        click.secho(f"{len(partitions)} {what}: {named}{more}", fg=colour)
+        click.secho(f"{len(partitions)} {problem}: {named}{more}", fg=colour)

@@ -25,7 +25,7 @@ or of brokers, is reported as an error instead: the default applies, and it dele
 setting is corrected. Keys can be set for one listener as `listener.name.NAME.KEY`.
 
 A configuration that asks for access control stops the start, because access control is not served yet, and a
-broker that ignored the setting would be open to everybody. Such settings are `authorizer.class.name`,
+broker that ignored the setting would be open to every client. Such settings are `authorizer.class.name`,
 `super.users`, `allow.everyone.if.no.acl.found=false`, `security.inter.broker.protocol` other than PLAINTEXT,
 and listeners of SSL, SASL_PLAINTEXT or SASL_SSL, by their own name or by `listener.security.protocol.map`.
 The error names key, value and next step. Keys of TLS and SASL without such a listener

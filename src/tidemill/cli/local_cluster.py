@@ -471,11 +471,11 @@ def _is_ready(process: Background) -> bool:
     )
 
 
-def _not_started(what: str, process: Background) -> click.ClickException:
+def _not_started(program: str, process: Background) -> click.ClickException:
     how = "is not ready yet" if process.pid() is not None else "has ended"
     silent = "there is no space left for its log" if _is_full(process.directory) else "it printed nothing"
     last = process.last_line or silent
-    return click.ClickException(f"{what} {how}: {last} (its log: {process.log_file})")
+    return click.ClickException(f"{program} {how}: {last} (its log: {process.log_file})")
 
 
 def _is_full(directory: Path) -> bool:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.options import Existing
+from tidemill.cli.log_verify import unpacked_bytes_max
+from tidemill.cli.options import Existing, config_file_option
 from tidemill.cli.output import FAILED, bytes_text, count_text, done, json_option, on_terminal, print_json
 from tidemill.cli.record_text import for_terminal
+from tidemill.cli.setting_options import broker_settings_option
 
 if TYPE_CHECKING:
     from tidemill.interchange.cluster import ClusterMetadata
@@ -73,7 +75,7 @@ Examples:
 Give every directory of the broker's log.dirs, in the order that the broker is to use. The Kafka broker must
 be stopped; after a kill, the first start checks its logs. Nothing in the directories of partitions is
 changed, unless --open-as-committed is given. Exit code 1, and nothing is written, when data would be
-lost.""",
+lost. One key of Tidemill's configuration counts: tidemill.unpacked.batch.bytes.max.""",
 )
 @click.argument("paths", metavar="DIR...", nargs=-1, required=True, type=DIRECTORY)
 @click.option(
@@ -101,8 +103,17 @@ lost.""",
     help="End open transactions: commit them, except those with an abort prepared.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be done, but do nothing.")
+@config_file_option
+@broker_settings_option
 @json_option
-def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any) -> int:
+def import_(
+    paths: tuple[str, ...],
+    dry_run: bool,
+    config_file: str | None,
+    sets: tuple[str, ...],
+    as_json: bool,
+    **options: Any,
+) -> int:
     """Import the data directories of a broker of Apache Kafka.
 
     Topics, ids and settings come from the KRaft metadata in the directories, or from ZooKeeper. Committed
@@ -114,13 +125,14 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any
     from tidemill.interchange.transaction_completion import commit_open
     from tidemill.log.system_files import SystemFiles
 
+    bytes_max = unpacked_bytes_max(config_file, sets)
     paths = distinct_paths(paths)
     with locked(paths, acquire=not dry_run):
         found = read_directories(SystemFiles(), paths)
         damage: list[str] = []
-        transactions = open_transactions(SystemFiles(), found, damage)
+        transactions = open_transactions(SystemFiles(), found, damage, unpacked_bytes_max=bytes_max)
         planned = plan(
-            _metadata(found, **_sources(options)),
+            _metadata(found, bytes_max, **_sources(options)),
             found,
             Choices(options["missing_as_empty"], options["only_whole"], options["open_as_committed"]),
             transactions,
@@ -129,7 +141,9 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any
         if not planned.problems and not dry_run:
             topics = planned.metadata.topics
             now_ms = int(time.time() * 1000)
-            planned.notes.extend(commit_open(SystemFiles(), found, topics, transactions, now_ms))
+            planned.notes.extend(
+                commit_open(SystemFiles(), found, topics, transactions, now_ms, unpacked_bytes_max=bytes_max)
+            )
             asyncio.run(write_store(SystemFiles(), paths[0], planned.metadata))
     if as_json:
         print_json(_document(planned, found, dry_run))
@@ -148,6 +162,7 @@ def _sources(options: dict[str, Any]) -> dict[str, Any]:
 
 def _metadata(
     found: BrokerDirectories,
+    bytes_max: int,
     zookeeper: str | None,
     nodes: str | None,
     metadata: str | None,
@@ -180,7 +195,7 @@ def _metadata(
             "DIR). To import topics with unlimited retention until their settings are made: "
             "--without-settings."
         )
-    return read_kraft(SystemFiles(), places[0])
+    return read_kraft(SystemFiles(), places[0], unpacked_bytes_max=bytes_max)
 
 
 def _document(planned: Import, found: BrokerDirectories, dry_run: bool) -> dict[str, Any]:

@@ -45,13 +45,13 @@ DIRECTORY = Existing("a data directory of a broker (its log.dirs), or one of its
 
 
 @contextmanager
-def progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
+def progress(total: int, description: str) -> Iterator[Callable[[int], None]]:
     """Yields a function that advances a bar on stderr, on a terminal and for many bytes."""
     if total < BAR_FROM_BYTES or not on_terminal():
         yield lambda count: None
         return
-    with bytes_bar(what) as bar:
-        task = bar.add_task(what, total=total)
+    with bytes_bar(description) as bar:
+        task = bar.add_task(description, total=total)
         yield lambda count: bar.advance(task, count)
 
 

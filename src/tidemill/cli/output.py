@@ -51,12 +51,12 @@ def console(*, error: bool = False) -> Console:
     return Console(stderr=error, highlight=False)
 
 
-def bytes_bar(what: str, *more: str) -> Progress:
+def bytes_bar(description: str, *more: str) -> Progress:
     """Returns a transient bar on stderr that counts bytes; ``more`` are texts beside it."""
     from rich import progress
 
     return progress.Progress(
-        progress.TextColumn(what),
+        progress.TextColumn(description),
         progress.BarColumn(),
         *map(progress.TextColumn, more),
         progress.DownloadColumn(),
@@ -173,9 +173,9 @@ def count_text(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def counted(number: int, what: str, several: str = "") -> str:
+def counted(number: int, noun: str, several: str = "") -> str:
     """Formats ``1 partition``, ``2 partitions``; ``several`` is an irregular plural."""
-    return f"{count_text(number)} {what if number == 1 else several or what + 's'}"
+    return f"{count_text(number)} {noun if number == 1 else several or noun + 's'}"
 
 
 def interrupt_text(text: str) -> str:
@@ -185,11 +185,13 @@ def interrupt_text(text: str) -> str:
 
 def bytes_text(number: float) -> str:
     """Formats bytes as ``12.3 MB``, in powers of ten, as disks and networks count."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(number) < 1000 or unit == "TB":
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+    if abs(number) < 1000:
+        return f"{number:.0f} B"
+    for unit in ("kB", "MB", "GB"):
         number /= 1000
-    raise AssertionError(number)
+        if abs(number) < 1000:
+            return f"{number:.1f} {unit}"
+    return f"{number / 1000:.1f} TB"
 
 
 def time_text(timestamp_ms: int) -> str:

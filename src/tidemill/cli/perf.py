@@ -82,7 +82,7 @@ class Rates:
             )
             click.echo(interrupt_text(figures), err=True)
 
-    def note(self, count: int, size_bytes: int) -> None:
+    def record(self, count: int, size_bytes: int) -> None:
         """Records the progress. Prints it at most once a second."""
         self._count, self._bytes = count, size_bytes
         if not self._shown:
@@ -236,7 +236,7 @@ def produce(
                 sent += len(part)
             while in_flight and in_flight[0].done():
                 acknowledged += in_flight.popleft().result()
-            rates.note(acknowledged, acknowledged * size)
+            rates.record(acknowledged, acknowledged * size)
         for delivery in in_flight:
             acknowledged += delivery.result()
         producer.flush()
@@ -320,7 +320,7 @@ def consume(
                 last = now
                 read += number
                 size_bytes += size
-                rates.note(read, size_bytes)
+                rates.record(read, size_bytes)
         seconds = last - began
     waited = round((first - began) * 1000, 3)
     _report(_result(read, size_bytes, seconds, first_poll_ms=waited), as_json)
@@ -406,7 +406,7 @@ def latency(topic: str, count: int, size: int, acks: str, as_json: bool, target:
                     )
                 position = records[item][-1].offset + 1
             end_to_end.append(time.perf_counter() - start)
-            rates.note(index + 1, (index + 1) * size)
+            rates.record(index + 1, (index + 1) * size)
         seconds = time.perf_counter() - began
     result = _result(
         count, count * size, seconds, latency_ms=percentiles(produced), end_to_end_ms=percentiles(end_to_end)

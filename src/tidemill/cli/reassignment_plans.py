@@ -168,14 +168,17 @@ def read_plan_with_directories(path: str) -> tuple[Plan, TargetDirectories]:
     return plan, places
 
 
-def _directories(entry: Mapping[str, Any], count: int, what: str) -> list[str]:
+def _directories(entry: Mapping[str, Any], count: int, entry_name: str) -> list[str]:
     found = entry.get("log_dirs", [ANY] * count)
     if not isinstance(found, list) or len(found) != count:
-        raise click.ClickException(f'{what}: "log_dirs" must name a directory, or "any", for each replica')
+        raise click.ClickException(
+            f'{entry_name}: "log_dirs" must name a directory, or "any", for each replica'
+        )
     for directory in found:
         if not isinstance(directory, str) or not (directory == ANY or directory.startswith("/")):
             raise click.ClickException(
-                f'{what}: {directory!r} in "log_dirs" is neither "any" nor the absolute path of a directory'
+                f'{entry_name}: {directory!r} in "log_dirs" is neither "any" nor the absolute path of a '
+                "directory"
             )
     return found
 
@@ -199,13 +202,13 @@ def read_topics(path: str) -> list[str]:
     return names
 
 
-def partition_of(entry: Mapping[str, Any], what: str) -> TopicPartition:
+def partition_of(entry: Mapping[str, Any], entry_name: str) -> TopicPartition:
     """Returns the partition that an entry names."""
     topic, number = entry.get("topic"), entry.get("partition", -1)
     if not isinstance(topic, str) or not topic:
-        raise click.ClickException(f'{what}: "topic" must be a topic name')
+        raise click.ClickException(f'{entry_name}: "topic" must be a topic name')
     if not _is_number(number):
-        raise click.ClickException(f'{what}: "partition" must be a non-negative integer')
+        raise click.ClickException(f'{entry_name}: "partition" must be a non-negative integer')
     return TopicPartition(topic, number)
 
 

@@ -114,13 +114,13 @@ def from_json(line: bytes, *, keep_place: bool = False) -> InputRecord:
     )
 
 
-def _refuse_others(found: dict[str, Any], known: tuple[str, ...], what: str) -> None:
+def _refuse_others(found: dict[str, Any], known: tuple[str, ...], description: str) -> None:
     from tidemill.model.similar_names import did_you_mean
 
     for name in found:
         if name not in known:
-            hint = did_you_mean(name, known) or f"; the fields of {what} are {', '.join(known)}"
-            raise BadInput(f"{name!r} is not a field of {what}{hint}")
+            hint = did_you_mean(name, known) or f"; the fields of {description} are {', '.join(known)}"
+            raise BadInput(f"{name!r} is not a field of {description}{hint}")
 
 
 def _need_value(found: dict[str, Any], text: str) -> None:

@@ -228,7 +228,9 @@ def describe(names: tuple[str, ...], all_configs: bool, as_json: bool, target: T
         sizes = _sizes(admin, names)
         for name in names:
             try:
-                found.append(_described(admin, name, all_configs, sizes, failures))
+                description, failed = _described(admin, name, all_configs, sizes)
+                found.append(description)
+                failures |= failed
             except ClientError as problem:
                 missing.append(f"{problem}{_similar_topic(admin, name, problem)}")
     if as_json:
@@ -259,14 +261,13 @@ def _described(
     name: str,
     all_configs: bool,
     sizes: dict[TopicPartition, int],
-    failures: dict[TopicPartition, ClientError],
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], dict[TopicPartition, ClientError]]:
+    """Returns the description of a topic, and the errors of partitions without offsets."""
     topic = admin.describe_topic(name)
     led = [TopicPartition(name, p.partition) for p in topic.partitions if p.leader >= 0]
     starts, ends, failed = _ends(admin, led)
-    failures.update(failed)
     configs = admin.topic_configs(name, documentation=True)
-    return {
+    description = {
         "name": name,
         "topic_id": topic_id_text(topic.topic_id),
         "internal": topic.internal,
@@ -290,6 +291,7 @@ def _described(
             if all_configs or not entry.is_default
         },
     }
+    return description, failed
 
 
 def _state(partition: PartitionDescription, problem: ClientError | None) -> str:
@@ -322,12 +324,14 @@ def _ends(
     admin: Admin, items: list[TopicPartition]
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int], dict[TopicPartition, ClientError]]:
     """Returns log start offsets, log end offsets, and the errors of partitions without them."""
-    failures: dict[TopicPartition, ClientError] = {}
     patience_s = min(ENDS_TIMEOUT_S, admin.config.seconds("default.api.timeout.ms"))
-    starts = admin.list_offsets(dict.fromkeys(items, "earliest"), timeout=patience_s, failures=failures)
-    known = [item for item in items if item in starts]
-    ends = admin.list_offsets(dict.fromkeys(known, "latest"), timeout=patience_s, failures=failures)
-    return {i: at.offset for i, at in starts.items()}, {i: at.offset for i, at in ends.items()}, failures
+    starts = admin.list_offsets_or_failures(dict.fromkeys(items, "earliest"), timeout=patience_s)
+    ends = admin.list_offsets_or_failures(dict.fromkeys(starts.offsets, "latest"), timeout=patience_s)
+    return (
+        {item: at.offset for item, at in starts.offsets.items()},
+        {item: at.offset for item, at in ends.offsets.items()},
+        starts.failures | ends.failures,
+    )
 
 
 def _print_topic(topic: dict[str, Any], with_settings: bool) -> None:

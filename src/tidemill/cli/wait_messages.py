@@ -35,7 +35,7 @@ GROUP_WAITS_AFTER_S = 1.0
 
 REPORT_AGAIN_S = 60.0
 RESOLVED_AFTER_S = 0.5
-"""How long a wait must be gone before it is over: between two attempts nothing waits for a moment."""
+"""A wait is over after it was absent for this time: between two attempts nothing waits for a moment."""
 
 NAMED_MAX = 3
 
@@ -71,7 +71,7 @@ class Watch:
         self._reported: dict[tuple[Kind, str], float] = {}
         """Time of the last report by kind and subject; monotonic seconds."""
         self._absent_since: dict[tuple[Kind, str], float] = {}
-        """Time since when reported waits have been gone."""
+        """The time since which each reported wait is absent."""
         self._others_at = 0.0
         """Time of the last wait for anything but the cluster."""
 

@@ -47,17 +47,11 @@ from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeou
 from tidemill.client.group_offsets import Committed, call_coordinator, commit_offsets, fetch_offsets
 from tidemill.client.group_requests import CONSUMER_PROTOCOL, leave_group
 from tidemill.client.network_client import CONTROL
-from tidemill.client.offsets import (
-    EARLIEST,
-    LATEST,
-    MAX_TIMESTAMP,
-    OffsetAt,
-    list_offsets,
-    list_offsets_or_failures,
-)
+from tidemill.client.offsets import OffsetAt, OffsetsAndFailures, list_offsets, list_offsets_or_failures
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
+from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST, MAX_TIMESTAMP
 from tidemill.wire.messages import (
     alter_partition_reassignments,
     alter_replica_log_dirs,
@@ -137,8 +131,10 @@ class Admin:
     def create_topics(
         self, topics: Iterable[NewTopic], *, validate_only: bool = False, timeout: float | None = None
     ) -> dict[str, CreatedTopic | ClientError]:
-        """Creates topics; returns the created topic or the error of each. ``validate_only`` only checks the
-        requests.
+        """Creates topics, and waits until their partitions have leaders, or for ``timeout``.
+
+        Returns the created topic or the error of each. ``validate_only`` only checks the requests. The
+        client forgets the metadata of the created topics.
         """
         deadline = self._connections.deadline(timeout)
         wanted = [_creatable(topic) for topic in topics]
@@ -254,8 +250,9 @@ class Admin:
         validate_only: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Raises the number of partitions to ``total``; ``assignments`` has the replicas of the new
-        partitions.
+        """Raises the number of partitions to ``total``, and waits until all have leaders, or for ``timeout``.
+
+        ``assignments`` has the replicas of the new partitions. ``validate_only`` only checks the request.
         """
         deadline = self._connections.deadline(timeout)
         item = create_partitions.CreatePartitionsTopic(name=topic, count=total, assignments=None)
@@ -332,24 +329,26 @@ class Admin:
         *,
         committed_only: bool = False,
         timeout: float | None = None,
-        failures: dict[TopicPartition, ClientError] | None = None,
     ) -> dict[TopicPartition, OffsetAt]:
         """Returns the offsets at ``earliest``, ``latest``, ``max-timestamp`` or a time in ms, by partition.
 
-        With ``failures``, the errors of partitions are stored there and not raised.
+        Raises the error of the first partition that fails.
         """
-        times: dict[TopicPartition, int] = {}
-        for item, place in places.items():
-            found = PLACES.get(place) if isinstance(place, str) else place
-            if found is None:
-                raise ValueError(f"offsets at {place!r}: use {', '.join(PLACES)} or milliseconds since 1970")
-            times[TopicPartition(*item)] = found
         deadline = self._connections.deadline(timeout)
-        if failures is not None:
-            return list_offsets_or_failures(
-                self._network_client, times, deadline, failures, committed_only=committed_only
-            )
-        return list_offsets(self._network_client, times, deadline, committed_only=committed_only)
+        return list_offsets(self._network_client, _times(places), deadline, committed_only=committed_only)
+
+    def list_offsets_or_failures(
+        self,
+        places: Mapping[TopicPartition, int | str],
+        *,
+        committed_only: bool = False,
+        timeout: float | None = None,
+    ) -> OffsetsAndFailures:
+        """As :meth:`list_offsets`, but returns the errors of the partitions that fail."""
+        deadline = self._connections.deadline(timeout)
+        return list_offsets_or_failures(
+            self._network_client, _times(places), deadline, committed_only=committed_only
+        )
 
     def describe_producers(
         self, partitions: Iterable[TopicPartition], timeout: float | None = None
@@ -753,12 +752,12 @@ class Admin:
     # -- reassignments and elections ----------------------------------------------------------------------
 
     def alter_reassignments(
-        self, wishes: Mapping[TopicPartition, Sequence[int] | None], timeout: float | None = None
+        self, reassignments: Mapping[TopicPartition, Sequence[int] | None], timeout: float | None = None
     ) -> dict[TopicPartition, ClientError | None]:
         """Starts or cancels reassignments; returns None or the error of each partition (KIP-455).
 
-        ``wishes`` has the new broker ids of each partition, the preferred leader first; None cancels the
-        reassignment in progress. A different number of ids changes the replication factor. Reassignments
+        ``reassignments`` has the new broker ids of each partition, the preferred leader first; None cancels
+        the reassignment in progress. A different number of ids changes the replication factor. Reassignments
         continue after the call: see :meth:`list_reassignments`.
         """
         deadline = self._connections.deadline(timeout)
@@ -767,12 +766,12 @@ class Admin:
                 name=name,
                 partitions=[
                     alter_partition_reassignments.ReassignablePartition(
-                        partition_index=number, replicas=_listed(wishes[TopicPartition(name, number)])
+                        partition_index=number, replicas=_listed(reassignments[TopicPartition(name, number)])
                     )
                     for number in numbers
                 ],
             )
-            for name, numbers in by_topic(wishes).items()
+            for name, numbers in by_topic(reassignments).items()
         ]
 
         def send(connection: Connection) -> dict[TopicPartition, ClientError | None]:
@@ -789,7 +788,9 @@ class Admin:
                 broker=connection.address,
             )
             results = (
-                (item.name, p.partition_index, p) for item in response.responses for p in item.partitions
+                (item.name, p.partition_index, p.error_code, p.error_message)
+                for item in response.responses
+                for p in item.partitions
             )
             return _outcomes(results, "move", connection)
 
@@ -823,7 +824,9 @@ class Admin:
         )
         response = connection.call(ApiKey.ALTER_REPLICA_LOG_DIRS, request, timeout=response_timeout(deadline))
         results = (
-            (item.topic_name, p.partition_index, p) for item in response.results for p in item.partitions
+            (item.topic_name, p.partition_index, p.error_code, None)
+            for item in response.results
+            for p in item.partitions
         )
         return _outcomes(results, f"move the replica of broker {broker_id} of", connection)
 
@@ -902,7 +905,11 @@ class Admin:
             )
             check(response.error_code, what, broker=connection.address)
             items = response.replica_election_results
-            results = ((item.topic, p.partition_id, p) for item in items for p in item.partition_result)
+            results = (
+                (item.topic, p.partition_id, p.error_code, p.error_message)
+                for item in items
+                for p in item.partition_result
+            )
             return _outcomes(results, "elect a leader of", connection)
 
         return self._connections.call_controller(deadline, send)
@@ -1025,12 +1032,12 @@ def _creatable(topic: NewTopic) -> create_topics.CreatableTopic:
     )
 
 
-def _refused(item: Any, what: str, connection: Connection) -> ClientError:
+def _refused(item: Any, operation: str, connection: Connection) -> ClientError:
     """Builds the error of one topic in a response; raises NOT_CONTROLLER instead."""
     missing = item.error_code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
     problem = error_for(
         item.error_code,
-        f"{what} topic {item.name!r}",
+        f"{operation} topic {item.name!r}",
         detail=item.error_message,
         broker=connection.address,
         topic=item.name,
@@ -1127,24 +1134,38 @@ def _describe_consumer_group(connection: Connection, group: str) -> GroupDescrip
     )
 
 
+def _times(places: Mapping[TopicPartition, int | str]) -> dict[TopicPartition, int]:
+    """Returns the timestamps that ListOffsets uses for places."""
+    times: dict[TopicPartition, int] = {}
+    for item, place in places.items():
+        found = PLACES.get(place) if isinstance(place, str) else place
+        if found is None:
+            raise ValueError(f"offsets at {place!r}: use {', '.join(PLACES)} or milliseconds since 1970")
+        times[TopicPartition(*item)] = found
+    return times
+
+
 def _listed(replicas: Sequence[int] | None) -> list[int] | None:
     return None if replicas is None else list(replicas)
 
 
 def _outcomes(
-    results: Iterable[tuple[str, int, Any]], what: str, connection: Connection
+    results: Iterable[tuple[str, int, int, str | None]], operation: str, connection: Connection
 ) -> dict[TopicPartition, ClientError | None]:
-    """Returns None or the error of each partition; raises NOT_CONTROLLER instead."""
+    """Returns None or the error of each partition; raises NOT_CONTROLLER instead.
+
+    ``results`` has topic, partition, error code and error message of each.
+    """
     found: dict[TopicPartition, ClientError | None] = {}
-    for topic, number, result in results:
+    for topic, number, error_code, message in results:
         item = TopicPartition(topic, number)
-        if not result.error_code:
+        if not error_code:
             found[item] = None
             continue
         problem = error_for(
-            result.error_code,
-            f"{what} {item}",
-            detail=getattr(result, "error_message", None),
+            error_code,
+            f"{operation} {item}",
+            detail=message,
             broker=connection.address,
             topic=topic,
             partition=number,
@@ -1155,15 +1176,15 @@ def _outcomes(
     return found
 
 
-def _log_directory(found: Any) -> LogDirectory:
+def _log_directory(result: Any) -> LogDirectory:
     return LogDirectory(
-        found.log_dir,
-        ErrorCode.of(found.error_code).name if found.error_code else None,
-        found.total_bytes,
-        found.usable_bytes,
+        result.log_dir,
+        ErrorCode.of(result.error_code).name if result.error_code else None,
+        result.total_bytes,
+        result.usable_bytes,
         [
             ReplicaSize(topic.name, p.partition_index, p.partition_size, p.offset_lag, p.is_future_key)
-            for topic in found.topics
+            for topic in result.topics
             for p in topic.partitions
         ],
     )

@@ -58,7 +58,9 @@ TOO_LARGE = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LA
 
 
 class BatchResults:
-    """Completes the batches of one producer. For the sender thread, except :meth:`fail_all`."""
+    """Completes the batches of one producer. For the sender thread, except :meth:`fail_all` and
+    :meth:`pending_error`.
+    """
 
     def __init__(self, network_client: NetworkClient, accumulator: RecordAccumulator) -> None:
         config = network_client.config

@@ -127,8 +127,8 @@ class CompletedFetch:
             self.next_offset = self._next_batch_offset if is_batch_returned else more[-1].offset + 1
         return result
 
-    def _next_batch(self, some: bool) -> bool:
-        """Reads the next visible batch; False at the end, or at an error after ``some`` records."""
+    def _next_batch(self, has_records: bool) -> bool:
+        """Reads the next visible batch; False at the end, or at an error after ``has_records`` records."""
         batch: Batch | Entry | None = None
         try:
             if self._batches is None:
@@ -148,7 +148,7 @@ class CompletedFetch:
                 self.next_offset = self._next_batch_offset
             return True
         except Exception as problem:
-            if some:
+            if has_records:
                 # The next call reads the same batch again: the position is right before it.
                 self.is_consumed = True
                 return False

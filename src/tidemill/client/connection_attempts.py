@@ -16,7 +16,7 @@ from tidemill.client.errors import (
     BrokerUnreachable,
     ClientClosed,
     ClientError,
-    NoAnswerYet,
+    ConnectionAttemptPending,
 )
 from tidemill.model.errors import ErrorCode, TidemillError
 from tidemill.wire.apis import API, ApiKey
@@ -77,8 +77,8 @@ class ConnectionAttempts:
     def open_first(self, openers: Sequence[Opener], deadline: float) -> Connection:
         """Returns the first connection that opens. Tries the next broker once one has failed or is slow.
 
-        Raises NoAnswerYet at ``deadline`` (monotonic; the first attempt has at least a second), and
-        BrokerUnreachable if all have failed; AuthenticationFailed instead if a login was refused.
+        Raises ConnectionAttemptPending at ``deadline`` (monotonic; the first attempt has at least a second),
+        and BrokerUnreachable if all have failed; AuthenticationFailed instead if a login was refused.
         Slower attempts continue; the next call waits for them as well.
         """
         todo = deque(openers)
@@ -103,7 +103,7 @@ class ConnectionAttempts:
                     for attempt in attempts:
                         if isinstance(attempt.problem, AuthenticationFailed):
                             raise attempt.problem  # Another login would not help, and may lock the account.
-                    kind = NoAnswerYet if is_waiting else BrokerUnreachable
+                    kind = ConnectionAttemptPending if is_waiting else BrokerUnreachable
                     raise kind("no broker can be reached: " + "; ".join(map(str, attempts)))
                 else:
                     self._changed.wait(max(0.0, min(deadline, next_at if todo else deadline) - now))

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,7 +33,7 @@ from tidemill.client.errors import (
     BrokerUnreachable,
     ClientClosed,
     ClientError,
-    NoAnswerYet,
+    ConnectionAttemptPending,
     NoOffset,
     RequestTimeout,
     error_for,
@@ -42,10 +43,11 @@ from tidemill.client.fetcher import Fetcher, PartitionPosition
 from tidemill.client.group_offsets import COORDINATOR_MOVED, Committed, fetch_offsets
 from tidemill.client.network_client import NetworkClient
 from tidemill.client.offset_resets import OffsetResets
-from tidemill.client.offsets import EARLIEST, LATEST, OffsetAt, list_offsets, partitions_by_leader
+from tidemill.client.offsets import OffsetAt, list_offsets, partitions_by_leader
 from tidemill.client.wait_reasons import Wait
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
+from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,6 +58,15 @@ ARROW_BYTES_MAX = 64 * 1024 * 1024
 
 PERMANENT_ERRORS = frozenset({ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.TOPIC_AUTHORIZATION_FAILED})
 """Errors of a topic that a retry does not fix."""
+
+
+class ConsumerState(Enum):
+    """The states of a consumer, in the order in which it passes them."""
+
+    OPEN = "open"
+    CLOSING = "closing"
+    """It leaves the group. The rebalance listener may still commit."""
+    CLOSED = "closed"
 
 
 class RebalanceListener(Protocol):
@@ -101,21 +112,24 @@ class Consumer:
         self._offset_resets = OffsetResets(self._network_client, self._positions, self._fetcher)
         self._default_api_timeout_s = self.config.seconds("default.api.timeout.ms")
         self._auto_offset_reset = self.config.str("auto.offset.reset")
-        self._closed = False
+        self._state = ConsumerState.OPEN
         self._user_lock = threading.RLock()
         self._subscribed_topics: set[str] = set()
         self._pattern: re.Pattern[str] | None = None
         self._listener: RebalanceListener | None = None
         self._coordinator: ConsumerCoordinator | None = None
-        self._subscribed = False
         self._subscribed_at = 0.0
         self._seen_metadata_version = -1
-        self._auto_commit = self.config.bool("enable.auto.commit") and bool(self.config["group.id"])
+        self._auto_commit = self.config.bool("enable.auto.commit") and bool(self.config.str("group.id"))
         self._auto_commit_interval_s = self.config.seconds("auto.commit.interval.ms")
         self._next_auto_commit = time.monotonic() + self._auto_commit_interval_s
         self._woken = False
-        self._closing = False
         wait_reasons.register(self)
+
+    @property
+    def _is_subscribed(self) -> bool:
+        """Whether it subscribes to topics or a pattern, and has no manually assigned partitions."""
+        return bool(self._subscribed_topics) or self._pattern is not None
 
     # -- Subscription -------------------------------------------------------------------------------------
 
@@ -135,9 +149,9 @@ class Consumer:
             names = {topics} if isinstance(topics, str) else set(topics)
             if bool(names) == (pattern is not None):
                 raise ValueError("subscribe to topics or to a pattern: exactly one of them")
-            if not self.config["group.id"]:
+            if not self.config.str("group.id"):
                 raise ConfigError("subscribe() needs group.id; without a group, assign() partitions")
-            if self._positions and not self._subscribed:
+            if self._positions and not self._is_subscribed:
                 raise ValueError("partitions are assigned; unsubscribe() first")
             self._subscribed_topics = names
             self._pattern = re.compile(pattern) if pattern is not None else None
@@ -145,13 +159,11 @@ class Consumer:
             self._network_client.request_refresh()
             self._seen_metadata_version = -1
             self._listener = listener
-            self._subscribed = True
             self._subscribed_at = time.monotonic()
             if self._coordinator is None:
                 self._coordinator = self._create_coordinator()
             else:
                 self._coordinator.request_rejoin("the subscription changed")
-            self._coordinator.is_subscribed = True
 
     def unsubscribe(self) -> None:
         """Leaves the group, and drops assigned partitions."""
@@ -159,14 +171,13 @@ class Consumer:
             self._leave_group("unsubscribed")
             for item in list(self._positions):
                 self._remove_position(item)
-            self._subscribed_topics, self._subscribed = set(), False
-            self._pattern, self._listener = None, None
+            self._subscribed_topics, self._pattern, self._listener = set(), None, None
             self._network_client.needs_all_topics = False
 
     def assign(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
         """Assigns partitions without a group. Partitions that were assigned before keep their positions."""
         with self._acquire():
-            if self._subscribed:
+            if self._is_subscribed:
                 raise ValueError("the consumer subscribes to topics; unsubscribe() first")
             wanted = {TopicPartition(*item) for item in partitions}
             for item in list(self._positions):
@@ -214,7 +225,7 @@ class Consumer:
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
         """Iterates over records until the consumer is closed. Commits include the records returned so far."""
-        while not self._closed:
+        while self._state is not ConsumerState.CLOSED:
             records = self.poll(1.0)
             self._iteration_positions.update({item: records[item][0].offset for item in records.partitions()})
             for record in records:
@@ -236,7 +247,7 @@ class Consumer:
 
     def _poll_until(self, timeout: float, collect: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + timeout
-        if not self._subscribed and not self._positions:
+        if not self._is_subscribed and not self._positions:
             raise ValueError("the consumer has nothing to read; subscribe() or assign() first")
         while True:
             if self._woken:
@@ -267,12 +278,12 @@ class Consumer:
         coordinator = self._coordinator
         wait = 1.0
         if self._network_client.needs_refresh():
-            if self._seen_metadata_version < 0 and self._subscribed:
+            if self._seen_metadata_version < 0 and self._is_subscribed:
                 self._first_metadata(deadline)
             else:
                 self._network_client.refresh_in_background(self._fetcher.wake)
         self._update_subscription()
-        if coordinator is not None and self._subscribed:
+        if coordinator is not None and self._is_subscribed:
             coordinator.commits.handle_responses()
             self._auto_commit_if_due()
             if not coordinator.poll(deadline):
@@ -293,7 +304,7 @@ class Consumer:
     def _first_metadata(self, deadline: float) -> None:
         try:
             self._network_client.refresh(max(deadline, time.monotonic() + 0.5), self._subscribed_topics)
-        except NoAnswerYet:
+        except ConnectionAttemptPending:
             if time.monotonic() - self._subscribed_at > self._default_api_timeout_s:
                 raise
         except (BrokerUnreachable, RequestTimeout):
@@ -312,7 +323,7 @@ class Consumer:
         self._seen_metadata_version = version
         self._raise_topic_errors()
         coordinator = self._coordinator
-        if coordinator is None or not self._subscribed:
+        if coordinator is None or not self._is_subscribed:
             return
         if self._pattern is not None:
             hide = self.config.bool("exclude.internal.topics")
@@ -331,7 +342,7 @@ class Consumer:
         """Raises a permanent error of the topics, once for each refresh of the metadata, as Java's consumer
         does.
         """
-        names = self._subscribed_topics if self._subscribed else {item.topic for item in self._positions}
+        names = self._subscribed_topics if self._is_subscribed else {item.topic for item in self._positions}
         errors = self._network_client.topic_errors
         failed = sorted(name for name in names if errors.get(name) in PERMANENT_ERRORS)
         if failed:
@@ -378,7 +389,7 @@ class Consumer:
             return self._fetch_committed([TopicPartition(*i) for i in partitions], self._deadline(timeout))
 
     def _require_coordinator(self) -> ConsumerCoordinator:
-        if not self.config["group.id"]:
+        if not self.config.str("group.id"):
             raise ConfigError("committed offsets need group.id")
         if self._coordinator is None:
             self._coordinator = self._create_coordinator()
@@ -410,7 +421,7 @@ class Consumer:
         self._next_auto_commit = time.monotonic() + self._auto_commit_interval_s
         offsets = self._offsets_to_commit(None)
         coordinator = self._coordinator
-        if not offsets or coordinator is None or (self._subscribed and coordinator.generation < 0):
+        if not offsets or coordinator is None or (self._is_subscribed and coordinator.generation < 0):
             return
         try:
             coordinator.commits.commit_async(offsets, time.monotonic() + 1, _log_failed_commit)
@@ -439,7 +450,7 @@ class Consumer:
                 "the consumer is used by another thread; only wakeup() may be called from there"
             )
         try:
-            if self._closed:
+            if self._state is ConsumerState.CLOSED:
                 raise ClientClosed(
                     "the consumer is closed; create a new consumer", ErrorCode.NETWORK_EXCEPTION
                 )
@@ -458,7 +469,7 @@ class Consumer:
         unknown = [i for i, p in self._positions.items() if p.offset is None and p.reset_timestamp is None]
         if unknown:
             committed: dict[TopicPartition, Committed] = {}
-            if self.config["group.id"]:
+            if self.config.str("group.id"):
                 committed = self._fetch_committed(unknown, deadline)
             for item in unknown:
                 position = self._positions[item]
@@ -647,7 +658,10 @@ class Consumer:
         return [*found, *coordinator.waits()] if coordinator is not None else found
 
     def wakeup(self) -> None:
-        """Ends a waiting poll() from any thread; poll() returns the records that it has, if any."""
+        """Ends a waiting poll(), or the next poll() if none waits. From any thread.
+
+        That poll() returns no records; a later poll() returns the fetched records.
+        """
         self._woken = True
         self._fetcher.wake()
 
@@ -656,7 +670,7 @@ class Consumer:
         if coordinator is None:
             return
         try:
-            if self._subscribed:
+            if self._is_subscribed:
                 callbacks = _RebalanceCallbacks(self)
                 callbacks.commit(time.monotonic() + 5)
                 owned = callbacks.owned_partitions()
@@ -676,15 +690,14 @@ class Consumer:
 
     def close(self) -> None:
         """Commits if auto-commit is enabled, leaves the group, and closes the connections."""
-        if self._closed or self._closing:
+        if self._state is not ConsumerState.OPEN:
             return
         with self._acquire():
-            # The listener may commit during the revocation, so that the consumer is marked as closed later.
-            self._closing = True
+            self._state = ConsumerState.CLOSING
             try:
                 self._leave_group("the consumer is closed")
             finally:
-                self._closed = True
+                self._state = ConsumerState.CLOSED
                 wait_reasons.unregister(self)
                 self._network_client.close()
                 self._fetcher.close()
@@ -708,6 +721,9 @@ class _RebalanceCallbacks:
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
+
+    def is_subscribed(self) -> bool:
+        return self._consumer._is_subscribed
 
     def subscribed_topics(self) -> set[str]:
         return self._consumer.subscription()

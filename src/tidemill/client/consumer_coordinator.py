@@ -3,16 +3,19 @@
 ====================  ==============================================================================
 state                 meaning
 ====================  ==============================================================================
-UNJOINED              the member revokes the partitions that it must, and sends JoinGroup
+UNJOINED              the member has not joined yet
+JOIN_PREPARED         the partitions that others may be assigned are revoked; JoinGroup is sent next
+REJOIN_PREPARED       the same, and the member sends heartbeats until it sends JoinGroup
 PREPARING_REBALANCE   JoinGroup is in flight; the response arrives once all members have joined or
                       timed out
 COMPLETING_REBALANCE  SyncGroup is in flight; the request of the group leader has the assignment of
                       all members
 STABLE                the assignment is known; heartbeat responses report when a rebalance is due
+LOST                  the group rebalanced without this member, whose partitions may have other owners
 ====================  ==============================================================================
 
-The polling thread joins, so that the callbacks run there; a separate thread sends heartbeats. Both change
-the state under one lock.
+:data:`TRANSITIONS` has the transitions. The polling thread joins, so that the callbacks run there; a separate
+thread sends heartbeats. Both change the state under one lock.
 
 Source: KIP-62 (heartbeat thread, poll interval), KIP-345 (static members), KIP-394 (member id first), KIP-429
 (cooperative rebalancing), KIP-559, KIP-814.
@@ -24,8 +27,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from tidemill.client.assignors import Assignor
 from tidemill.client.connection import Connection, InFlightRequest
@@ -43,6 +45,7 @@ from tidemill.client.group_requests import CONSUMER_PROTOCOL, leave_group, read_
 from tidemill.client.network_client import CONTROL, GROUP, NetworkClient
 from tidemill.client.wait_reasons import Kind, Wait
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.transition_table import NONE, TransitionTable
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.api_versions import ApiVersionsRequest
@@ -59,17 +62,59 @@ PROBE_S = 6.0
 """The timeout of a request that probes the coordinator during a join."""
 
 
-class MemberState(Enum):
-    """See the module's table."""
+UNJOINED: Final = 0
+JOIN_PREPARED: Final = 1
+REJOIN_PREPARED: Final = 2
+PREPARING_REBALANCE: Final = 3
+COMPLETING_REBALANCE: Final = 4
+STABLE: Final = 5
+LOST: Final = 6
 
-    UNJOINED = "unjoined"
-    PREPARING_REBALANCE = "preparing rebalance"
-    COMPLETING_REBALANCE = "completing rebalance"
-    STABLE = "stable"
+PREPARE: Final = 0
+"""The member prepares a join: it revokes partitions, or drops lost partitions."""
+SEND_JOIN: Final = 1
+JOINED: Final = 2
+SYNCED: Final = 3
+FAIL: Final = 4
+"""JoinGroup or SyncGroup failed."""
+LOSE: Final = 5
+"""The coordinator does not know the member, or its generation has ended."""
+
+# fmt: off
+TRANSITIONS: Final = TransitionTable(
+    "member",
+    [
+        "UNJOINED", "JOIN_PREPARED", "REJOIN_PREPARED", "PREPARING_REBALANCE", "COMPLETING_REBALANCE",
+        "STABLE", "LOST",
+    ],
+    ["PREPARE", "SEND_JOIN", "JOINED", "SYNCED", "FAIL", "LOSE"],
+    [
+        [JOIN_PREPARED, NONE, NONE, NONE, NONE, LOST],  # UNJOINED
+        [JOIN_PREPARED, PREPARING_REBALANCE, NONE, NONE, NONE, LOST],  # JOIN_PREPARED
+        [REJOIN_PREPARED, PREPARING_REBALANCE, NONE, NONE, NONE, LOST],  # REJOIN_PREPARED
+        # PREPARING_REBALANCE
+        [JOIN_PREPARED, NONE, COMPLETING_REBALANCE, NONE, JOIN_PREPARED, PREPARING_REBALANCE],
+        [REJOIN_PREPARED, NONE, NONE, STABLE, JOIN_PREPARED, LOST],  # COMPLETING_REBALANCE
+        [REJOIN_PREPARED, NONE, NONE, NONE, NONE, LOST],  # STABLE
+        [JOIN_PREPARED, LOST, NONE, LOST, LOST, LOST],  # LOST
+    ],
+)
+# fmt: on
+"""PREPARE follows PREPARING_REBALANCE and COMPLETING_REBALANCE if a request could not be sent.
+
+LOSE does not change PREPARING_REBALANCE: the response to JoinGroup decides.
+"""
+
+HEARTBEAT_STATES: Final = frozenset({REJOIN_PREPARED, COMPLETING_REBALANCE, STABLE})
+"""The states in which the coordinator expects heartbeats."""
 
 
 class RebalanceCallbacks(Protocol):
     """The methods of the consumer that its coordinator calls: in the polling thread, except :meth:`wake`."""
+
+    def is_subscribed(self) -> bool:
+        """Whether the consumer subscribes to topics, and has no manually assigned partitions."""
+        ...
 
     def subscribed_topics(self) -> set[str]:
         """Returns the current subscription."""
@@ -111,37 +156,42 @@ class ConsumerCoordinator:
         self._assignors = {assignor.name: assignor for assignor in assignors}
         self._callbacks = callbacks
         self.group_id = config.str("group.id")
-        self.instance_id: str | None = config["group.instance.id"]
-        self._rack: str | None = config["client.rack"] or None
+        self.instance_id = config.str("group.instance.id") or None
+        self._rack = config.str("client.rack") or None
         self._session_timeout_ms = config.int("session.timeout.ms")
         self._rebalance_timeout_ms = config.int("max.poll.interval.ms")
         self._heartbeat_interval_s = config.seconds("heartbeat.interval.ms")
         self._backoff = config.seconds("retry.backoff.ms")
         self.cooperative = all(assignor.cooperative for assignor in assignors)
-        self.state = MemberState.UNJOINED
+        self.state: int = UNJOINED
         self.member_id = ""
         self.generation = -1
-        self.is_subscribed = False
         self.protocol = ""
         self.is_leader = False
-        self.rejoin_needed = True
-        self._is_join_prepared = False
-        self._is_membership_lost = False
         self._heartbeat_error: ClientError | None = None
         self._pending_request: InFlightRequest | None = None
         self._coordinator_id: int | None = None
         self._is_coordinator_silent = False
         """Whether the coordinator did not answer the last probe of the heartbeat thread, during a join."""
         self._rejoin_reason = ""
+        """Not empty if the member must rejoin after it is STABLE."""
         self._partition_counts: dict[str, int] = {}
         self._previous_partitions: list[TopicPartition] = []
         self._previous_generation = -1
         self._last_poll = time.monotonic()
         self._lock = threading.RLock()
-        self._closed_condition = threading.Condition(self._lock)
-        self._closing = False
+        self._stopped = threading.Event()
         self._heartbeat_thread: threading.Thread | None = None
         self.commits = GroupCommits(self, self._backoff)
+
+    @property
+    def is_subscribed(self) -> bool:
+        """Whether it commits as a member only, and not for manually assigned partitions."""
+        return self._callbacks.is_subscribed()
+
+    def _transition(self, event: int) -> None:
+        with self._lock:
+            self.state = TRANSITIONS.after(self.state, event)
 
     # -- joining: the polling thread ----------------------------------------------------------------------
 
@@ -152,7 +202,6 @@ class ConsumerCoordinator:
     def request_rejoin(self, reason: str) -> None:
         """Makes the next :meth:`poll` rejoin the group."""
         with self._lock:
-            self.rejoin_needed = True
             self._rejoin_reason = reason
 
     def poll(self, deadline: float) -> bool:
@@ -164,7 +213,7 @@ class ConsumerCoordinator:
             self.record_poll()
             if self._heartbeat_error is not None:
                 raise self._heartbeat_error
-            if self.state is MemberState.STABLE and not self.rejoin_needed and not self._is_membership_lost:
+            if self.state == STABLE and not self._rejoin_reason:
                 return True
             try:
                 if not self._advance(deadline):
@@ -182,8 +231,7 @@ class ConsumerCoordinator:
         """Advances by one request; returns False if ``deadline`` passes first."""
         if self._pending_request is None:
             self._prepare_join(deadline)
-            connection = self.connection(deadline)
-            self._send_join(connection)
+            self._send_join(self.connection(deadline))
         request = self._pending_request
         if request is None:
             return True
@@ -193,27 +241,24 @@ class ConsumerCoordinator:
         try:
             response = request.response()
         except ClientError:
-            with self._lock:
-                self.state = MemberState.UNJOINED
+            self._transition(FAIL)
             raise
-        if self.state is MemberState.PREPARING_REBALANCE:
+        if self.state == PREPARING_REBALANCE:
             return self._handle_join(response, request.connection, deadline)
         return self._handle_sync(response, deadline)
 
     def _prepare_join(self, deadline: float) -> None:
         """Revokes, before joining, the partitions that others may be assigned. Once per rebalance."""
-        if self._is_membership_lost:
-            self._is_membership_lost = False
-            owned = self._callbacks.owned_partitions()
-            if owned:
-                names = ", ".join(map(str, owned))
-                logger.warning("group %s rebalanced without this member: lost %s", self.group_id, names)
-                self._callbacks.lose(owned)
-            self._is_join_prepared = True
-        if self._is_join_prepared:
-            return
-        self._is_join_prepared = True
+        with self._lock:
+            former = self.state
+            self._transition(PREPARE)
         owned = self._callbacks.owned_partitions()
+        if former == LOST and owned:
+            names = ", ".join(map(str, owned))
+            logger.warning("group %s rebalanced without this member: lost %s", self.group_id, names)
+            self._callbacks.lose(owned)
+        if former not in (UNJOINED, STABLE):
+            return
         if self.generation >= 0:
             self._previous_partitions, self._previous_generation = owned, self.generation
         self._callbacks.commit(deadline)
@@ -237,8 +282,9 @@ class ConsumerCoordinator:
             for assignor in self._assignors.values()
         ]
         with self._lock:
-            self.state = MemberState.PREPARING_REBALANCE
-            self.rejoin_needed = False
+            self._transition(SEND_JOIN)
+            if self.state == LOST:
+                return
             reason, self._rejoin_reason = self._rejoin_reason, ""
         message = JoinGroupRequest(
             group_id=self.group_id,
@@ -262,7 +308,7 @@ class ConsumerCoordinator:
             self.generation = response.generation_id
             self.protocol = response.protocol_name or ""
             self.is_leader = response.leader == response.member_id
-            self.state = MemberState.COMPLETING_REBALANCE
+            self._transition(JOINED)
             self._network_client.coordinator_warnings.ended(self.group_id)
         assignments: list[SyncGroupRequestAssignment] = []
         if self.is_leader and not response.skip_assignment:
@@ -312,7 +358,7 @@ class ConsumerCoordinator:
 
     def metadata_changed(self) -> None:
         """Requests a rebalance, as the group leader, if the partitions that it assigned have changed."""
-        if self.is_leader and self.state is MemberState.STABLE and self._partition_counts:
+        if self.is_leader and self.state == STABLE and self._partition_counts:
             now = self.partition_counts(self._partition_counts)
             errors = self._network_client.topic_errors.keys() & self._partition_counts.keys()
             if now != self._partition_counts and not errors:
@@ -323,11 +369,9 @@ class ConsumerCoordinator:
             return self._handle_error(response, "sync", None, deadline)
         assigned = read_assignment(response.assignment, self.group_id)
         with self._lock:
-            if self._is_membership_lost:
-                self.state = MemberState.UNJOINED
+            self._transition(SYNCED)
+            if self.state == LOST:
                 return True
-            self.state = MemberState.STABLE
-            self._is_join_prepared = False
         owned = set(self._callbacks.owned_partitions())
         revoked = sorted(owned - set(assigned))
         if revoked and self.cooperative:
@@ -339,22 +383,23 @@ class ConsumerCoordinator:
             self._callbacks.assign(assigned, sorted(set(assigned) - owned))
         return True
 
-    def _handle_error(self, response: Any, what: str, connection: Connection | None, deadline: float) -> bool:
+    def _handle_error(
+        self, response: Any, operation: str, connection: Connection | None, deadline: float
+    ) -> bool:
         """Handles an error in the response to JoinGroup or SyncGroup; returns False at ``deadline``."""
         code = ErrorCode.of(response.error_code)
         with self._lock:
-            self.state = MemberState.UNJOINED
-            self.rejoin_needed = True
+            self._transition(FAIL)
             if code == ErrorCode.MEMBER_ID_REQUIRED:
                 self.member_id = response.member_id
                 return True
             if code in MEMBERSHIP_LOST:
-                self._reset_membership()
+                self.membership_lost()
                 return True
             if code == ErrorCode.REBALANCE_IN_PROGRESS:
                 return True
         broker = connection.address if connection else None
-        problem = error_for(response.error_code, f"{what} group {self.group_id!r}", broker=broker)
+        problem = error_for(response.error_code, f"{operation} group {self.group_id!r}", broker=broker)
         if code not in COORDINATOR_MOVED:
             raise problem
         if code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
@@ -363,19 +408,12 @@ class ConsumerCoordinator:
             self._network_client.coordinator_warnings.failed(self.group_id, problem)
         return self._back_off(deadline)
 
-    def _reset_membership(self) -> None:
-        """Forgets the membership: the next join is that of a new member. The caller holds the lock."""
-        self.member_id = ""
-        self.generation = -1
-        self._is_membership_lost = True
-        self.state = MemberState.UNJOINED
-        self.rejoin_needed = True
-
     def membership_lost(self) -> None:
-        """Resets the membership after a refused commit, unless the member is already rejoining."""
+        """Resets the membership, so that a new member joins, unless JoinGroup is in flight."""
         with self._lock:
-            if self.state is not MemberState.PREPARING_REBALANCE:
-                self._reset_membership()
+            self._transition(LOSE)
+            if self.state == LOST:
+                self.member_id, self.generation = "", -1
 
     def _back_off(self, deadline: float) -> bool:
         pause = min(self._backoff, deadline - time.monotonic())
@@ -423,12 +461,9 @@ class ConsumerCoordinator:
             self._heartbeat_thread.start()
 
     def _run_heartbeats(self) -> None:
-        while True:
+        while not self._stopped.wait(self._heartbeat_interval_s):
             with self._lock:
-                if self._closed_condition.wait_for(lambda: self._closing, self._heartbeat_interval_s):
-                    return
-                has_joined = self.state in (MemberState.STABLE, MemberState.COMPLETING_REBALANCE)
-                is_member = has_joined and not self._is_membership_lost
+                is_member = self.state in HEARTBEAT_STATES
                 idle = time.monotonic() - self._last_poll
             try:
                 if not is_member:
@@ -482,11 +517,10 @@ class ConsumerCoordinator:
                 self._network_client.coordinator_warnings.ended(self.group_id)
                 return
             if code == ErrorCode.REBALANCE_IN_PROGRESS:
-                if self.state is MemberState.STABLE:
-                    self.rejoin_needed = True
+                if self.state == STABLE:
                     self._rejoin_reason = "the group rebalances"
             elif code in MEMBERSHIP_LOST:
-                self._reset_membership()
+                self.membership_lost()
             else:
                 problem = error_for(
                     response.error_code, f"stay in group {self.group_id!r}", broker=connection.address
@@ -508,8 +542,7 @@ class ConsumerCoordinator:
             self._rebalance_timeout_ms,
         )
         self._send_leave("the consumer does not poll")
-        with self._lock:
-            self._reset_membership()
+        self.membership_lost()
 
     # -- leaving ------------------------------------------------------------------------------------------
 
@@ -540,9 +573,7 @@ class ConsumerCoordinator:
 
     def stop(self) -> None:
         """Stops the heartbeats."""
-        with self._lock:
-            self._closing = True
-            self._closed_condition.notify_all()
+        self._stopped.set()
         if self._heartbeat_thread is not None and self._heartbeat_thread is not threading.current_thread():
             self._heartbeat_thread.join(self._heartbeat_interval_s + 5)
             self._heartbeat_thread = None

@@ -110,7 +110,7 @@ class AuthenticationFailed(ClientError):
     code = ErrorCode.SASL_AUTHENTICATION_FAILED
 
 
-class NoAnswerYet(BrokerUnreachable):
+class ConnectionAttemptPending(BrokerUnreachable):
     """The timeout passed while connections were being opened; the next call continues the same attempts."""
 
 
@@ -194,7 +194,7 @@ def is_there(problem: KafkaError) -> bool:
     return problem.code == ErrorCode.TOPIC_ALREADY_EXISTS and not _is_being_deleted(str(problem))
 
 
-def check(number: int, what: str, **about: object) -> None:
+def check(number: int, operation: str, **about: object) -> None:
     """Raises the error of :func:`error_for`, unless the code is 0."""
     if number:
-        raise error_for(number, what, **about)  # type: ignore[arg-type]
+        raise error_for(number, operation, **about)  # type: ignore[arg-type]

@@ -17,7 +17,6 @@ from tidemill.client.connection import Connection, InFlightRequest
 from tidemill.client.connection_attempts import no_response_text
 from tidemill.client.errors import NEXT_STEP, ClientError, error_for
 from tidemill.client.network_client import DATA, SLOW_S, NetworkClient
-from tidemill.client.offsets import EARLIEST, LATEST
 from tidemill.client.wait_reasons import Kind, Wait
 from tidemill.client.wake_pipe import WakePipe
 from tidemill.model.errors import ErrorCode, ProtocolError
@@ -25,6 +24,7 @@ from tidemill.model.types import TopicPartition
 from tidemill.model.unpacked_limit import UNPACKED_KEY
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.fetch_layout import BY_ID, FetchedPartition
+from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 
 LEADER_MOVED = frozenset(
     {
@@ -106,7 +106,7 @@ class Fetcher:
         self._rack = config.str("client.rack")
         self._backoff = config.seconds("retry.backoff.ms")
         self._metadata_max_age_s = config.seconds("metadata.max.age.ms")
-        self.committed_only = config["isolation.level"] == "read_committed"
+        self.committed_only = config.str("isolation.level") == "read_committed"
         self._check_crcs = config.bool("check.crcs")
         self._unpacked_bytes_max = config.int(UNPACKED_KEY)
         self._auto_offset_reset = config.str("auto.offset.reset")

@@ -23,8 +23,11 @@ class Membership(Protocol):
     instance_id: str | None
     member_id: str
     generation: int
-    is_subscribed: bool
-    """Whether it commits as a member only, and not for manually assigned partitions."""
+
+    @property
+    def is_subscribed(self) -> bool:
+        """Whether it commits as a member only, and not for manually assigned partitions."""
+        ...
 
     def connection(self, deadline: float) -> Connection:
         """Returns a connection to the coordinator."""

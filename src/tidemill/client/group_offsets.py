@@ -179,10 +179,10 @@ def fetch_offsets(
             time.sleep(network_client.config.seconds("retry.backoff.ms"))
 
 
-def _read_offsets(found: Any, group: str, broker: str) -> dict[TopicPartition, Committed]:
-    check(found.error_code, f"read the offsets of group {group!r}", broker=broker)
+def _read_offsets(response: Any, group: str, broker: str) -> dict[TopicPartition, Committed]:
+    check(response.error_code, f"read the offsets of group {group!r}", broker=broker)
     result: dict[TopicPartition, Committed] = {}
-    for topic in found.topics:
+    for topic in response.topics:
         for entry in topic.partitions:
             _check_partition(topic, entry, "read the offset of", group, broker)
             if entry.committed_offset >= 0:

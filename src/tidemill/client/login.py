@@ -147,8 +147,8 @@ def _mechanism(config: ParsedConfig, entry: JaasEntry | None) -> str:
 
 
 def _password_login(config: ParsedConfig, mechanism: str, options: Mapping[str, str]) -> PasswordLogin:
-    username = config["sasl.username"] or options.get("username")
-    password = config["sasl.password"] or options.get("password")
+    username = config.str("sasl.username") or options.get("username")
+    password = config.str("sasl.password") or options.get("password")
     token_auth = options.get("tokenauth", "").lower() == "true"
     return PasswordLogin(
         mechanism,
@@ -177,10 +177,10 @@ def _token_login(config: ParsedConfig, mechanism: str, options: Mapping[str, str
     }
     check_extensions(extensions)
     times = RefreshTimes(
-        config["sasl.login.refresh.window.factor"],
-        config["sasl.login.refresh.window.jitter"],
-        config["sasl.login.refresh.min.period.seconds"],
-        config["sasl.login.refresh.buffer.seconds"],
+        config.float("sasl.login.refresh.window.factor"),
+        config.float("sasl.login.refresh.window.jitter"),
+        config.int("sasl.login.refresh.min.period.seconds"),
+        config.int("sasl.login.refresh.buffer.seconds"),
     )
     return TokenLogin(_source(config, mechanism, options), times, extensions)
 
@@ -223,8 +223,8 @@ def _source(config: ParsedConfig, mechanism: str, options: Mapping[str, str]) ->
 def _endpoint(config: ParsedConfig, url: str, options: Mapping[str, str]) -> TokenSource:
     from tidemill.client.token_endpoint import EndpointSource
 
-    client_id = config["sasl.oauthbearer.client.credentials.client.id"] or options.get("clientId")
-    secret = config["sasl.oauthbearer.client.credentials.client.secret"] or options.get("clientSecret")
+    client_id = config.str("sasl.oauthbearer.client.credentials.client.id") or options.get("clientId")
+    secret = config.str("sasl.oauthbearer.client.credentials.client.secret") or options.get("clientSecret")
     if not client_id or not secret:
         missing, name = ("secret", "clientSecret") if client_id else ("id", "clientId")
         raise ConfigError(
@@ -235,7 +235,7 @@ def _endpoint(config: ParsedConfig, url: str, options: Mapping[str, str]) -> Tok
         url,
         client_id,
         secret,
-        config["sasl.oauthbearer.scope"] or options.get("scope") or "",
+        config.str("sasl.oauthbearer.scope") or options.get("scope", ""),
         url_encode=config.bool("sasl.oauthbearer.header.urlencode"),
         timeout_s=config.seconds("sasl.login.read.timeout.ms"),
         trust=lambda: _trust_of_endpoint(config, options),

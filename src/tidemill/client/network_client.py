@@ -32,7 +32,7 @@ from tidemill.client.errors import (
     BrokerUnreachable,
     ClientClosed,
     ClientError,
-    NoAnswerYet,
+    ConnectionAttemptPending,
     RequestTimeout,
     error_for,
 )
@@ -233,7 +233,7 @@ class NetworkClient:
                     self._outage = None  # The next request has its own outage.
                 return found
             except BrokerUnreachable as problem:
-                if isinstance(problem, NoAnswerYet) and failure is not None:
+                if isinstance(problem, ConnectionAttemptPending) and failure is not None:
                     raise failure from None  # The earlier error says more than a timeout.
                 failure = problem
                 attempt += 1
@@ -350,7 +350,7 @@ class NetworkClient:
                 self._outage = None
                 return
             except (BrokerUnreachable, RequestTimeout) as problem:
-                if failure is None or not isinstance(problem, NoAnswerYet):
+                if failure is None or not isinstance(problem, ConnectionAttemptPending):
                     failure = problem  # Otherwise the earlier error says more.
                 self._note_outage(failure)
             if time.monotonic() >= deadline or self.closed:

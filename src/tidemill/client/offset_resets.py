@@ -14,7 +14,7 @@ from tidemill.client.connection_attempts import no_response_text
 from tidemill.client.errors import BrokerUnreachable, ClientError, error_for
 from tidemill.client.fetcher import Fetcher, PartitionPosition
 from tidemill.client.network_client import CONTROL, SLOW_S, NetworkClient
-from tidemill.client.offsets import OffsetAt, read_list_offsets, send_list_offsets
+from tidemill.client.offsets import read_list_offsets, send_list_offsets
 from tidemill.client.wait_reasons import Kind, Wait
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
@@ -103,24 +103,23 @@ class OffsetResets:
         return 1.0
 
     def _handle_responses(self) -> None:
-        found: dict[TopicPartition, OffsetAt] = {}
         failures: dict[TopicPartition, ClientError] = {}
         for node_id, (request, times) in list(self._requests.items()):
             request.connection.wait(request, 0.0)
             if request.done:
                 del self._requests[node_id]
-                again: dict[TopicPartition, ClientError] = {}
-                read_list_offsets(request, times, found, again, failures)
-                self._retry_later(again)
+                result = read_list_offsets(request, times)
+                failures |= result.failures
+                self._retry_later(result.retriable)
                 for item, at in times.items():
                     position = self._positions.get(item)
                     if (
-                        item in found
+                        item in result.offsets
                         and position is not None
                         and position.offset is None
                         and position.reset_timestamp == at
                     ):
-                        position.offset, position.reset_timestamp = found[item].offset, None
+                        position.offset, position.reset_timestamp = result.offsets[item].offset, None
                         position.error_name = ""
                         self.failures.pop(item, None)
         for item, failure in failures.items():

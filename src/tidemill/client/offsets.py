@@ -13,14 +13,8 @@ from tidemill.client.network_client import CONTROL, NetworkClient
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
+from tidemill.wire.list_offset_timestamps import FIRST_VERSION_OF, MAX_TIMESTAMP
 from tidemill.wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-
-LATEST = -1
-EARLIEST = -2
-MAX_TIMESTAMP = -3
-"""Special timestamps: the log end offset, the log start offset, the record with the largest timestamp."""
-
-MAX_TIMESTAMP_FROM_VERSION = 7
 
 
 class OffsetAt(NamedTuple):
@@ -29,6 +23,15 @@ class OffsetAt(NamedTuple):
     offset: int
     timestamp: int
     leader_epoch: int
+
+
+class OffsetsAndFailures(NamedTuple):
+    """The offsets of partitions, and the errors of the others."""
+
+    offsets: dict[TopicPartition, OffsetAt]
+    failures: dict[TopicPartition, ClientError]
+    retriable: dict[TopicPartition, ClientError]
+    """The errors after which the request is sent again; empty at the end."""
 
 
 def list_offsets(
@@ -42,30 +45,28 @@ def list_offsets(
 
     Sends to all leaders at once; retries after a metadata refresh while leaders move, until ``deadline``.
     """
-    failures: dict[TopicPartition, ClientError] = {}
     found = list_offsets_or_failures(
-        network_client, times, deadline, failures, committed_only=committed_only, all_or_none=True
+        network_client, times, deadline, committed_only=committed_only, all_or_none=True
     )
-    for failure in failures.values():
+    for failure in found.failures.values():
         raise failure
-    return found
+    return found.offsets
 
 
 def list_offsets_or_failures(
     network_client: NetworkClient,
     times: Mapping[TopicPartition, int],
     deadline: float,
-    failures: dict[TopicPartition, ClientError],
     *,
     committed_only: bool = False,
     all_or_none: bool = False,
-) -> dict[TopicPartition, OffsetAt]:
-    """As :func:`list_offsets`, but adds partitions that fail to ``failures``, with their errors.
+) -> OffsetsAndFailures:
+    """As :func:`list_offsets`, but returns the errors of the partitions that fail.
 
     ``all_or_none``: ends at the first error that cannot be retried.
     """
     try:
-        return _list_offsets(network_client, times, deadline, failures, committed_only, all_or_none)
+        return _list_offsets(network_client, times, deadline, committed_only, all_or_none)
     finally:
         network_client.retrying = None
 
@@ -74,19 +75,20 @@ def _list_offsets(
     network_client: NetworkClient,
     times: Mapping[TopicPartition, int],
     deadline: float,
-    failures: dict[TopicPartition, ClientError],
     committed_only: bool,
     all_or_none: bool,
-) -> dict[TopicPartition, OffsetAt]:
+) -> OffsetsAndFailures:
     found: dict[TopicPartition, OffsetAt] = {}
+    failures: dict[TopicPartition, ClientError] = {}
     left = dict(times)
     began = time.monotonic()
     while left:
         again: dict[TopicPartition, ClientError] = {}
         requests: list[tuple[InFlightRequest, list[TopicPartition]]] = []
-        led = partitions_by_leader_or_failures(
-            network_client, left, deadline, "look up an offset of", failures
+        led, unknown = partitions_by_leader_or_failures(
+            network_client, left, deadline, "look up an offset of"
         )
+        failures |= unknown
         for node_id, items in led.items():
             try:
                 request = _send(network_client, node_id, items, left, deadline, committed_only)
@@ -97,7 +99,10 @@ def _list_offsets(
                 failures.update(dict.fromkeys(items, problem))
         for request, items in requests:
             request.connection.wait(request, max(0.0, deadline - time.monotonic()))
-            read_list_offsets(request, items, found, again, failures)
+            result = read_list_offsets(request, items)
+            found |= result.offsets
+            failures |= result.failures
+            again |= result.retriable
         left = {item: at for item, at in left.items() if item not in found and item not in failures}
         if not left or (all_or_none and failures):
             break
@@ -115,29 +120,25 @@ def _list_offsets(
         except ClientError as problem:
             failures.update({item: again.get(item, problem) for item in left})
             break
-    return found
+    return OffsetsAndFailures(found, failures, {})
 
 
 def partitions_by_leader(
-    network_client: NetworkClient, items: Iterable[TopicPartition], deadline: float, what: str
+    network_client: NetworkClient, items: Iterable[TopicPartition], deadline: float, operation: str
 ) -> dict[int, list[TopicPartition]]:
-    """Groups partitions by leader; ``what`` names the operation in the error if a partition is missing."""
-    failures: dict[TopicPartition, ClientError] = {}
-    found = partitions_by_leader_or_failures(network_client, items, deadline, what, failures)
+    """Groups partitions by leader. The error of a missing partition names ``operation``."""
+    found, failures = partitions_by_leader_or_failures(network_client, items, deadline, operation)
     for failure in failures.values():
         raise failure
     return found
 
 
 def partitions_by_leader_or_failures(
-    network_client: NetworkClient,
-    items: Iterable[TopicPartition],
-    deadline: float,
-    what: str,
-    failures: dict[TopicPartition, ClientError],
-) -> dict[int, list[TopicPartition]]:
-    """As :func:`partitions_by_leader`, but adds partitions that do not exist to ``failures``."""
+    network_client: NetworkClient, items: Iterable[TopicPartition], deadline: float, operation: str
+) -> tuple[dict[int, list[TopicPartition]], dict[TopicPartition, ClientError]]:
+    """As :func:`partitions_by_leader`, but also returns the errors of partitions that do not exist."""
     found: dict[int, list[TopicPartition]] = {}
+    failures: dict[TopicPartition, ClientError] = {}
     for item in items:
         try:
             topic = network_client.topic(item.topic, deadline)
@@ -149,12 +150,12 @@ def partitions_by_leader_or_failures(
             continue
         failures[item] = error_for(
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-            f"{what} {item}",
+            f"{operation} {item}",
             detail=f"the topic has {len(topic.partitions)} partitions",
             topic=item.topic,
             partition=item.partition,
         )
-    return found
+    return found, failures
 
 
 def _send(
@@ -179,7 +180,7 @@ def send_list_offsets(
     version = connection.version(ApiKey.LIST_OFFSETS)
     topics: dict[str, ListOffsetsTopic] = {}
     for item, at in times.items():
-        if at == MAX_TIMESTAMP and version < MAX_TIMESTAMP_FROM_VERSION:
+        if at == MAX_TIMESTAMP and version < FIRST_VERSION_OF[MAX_TIMESTAMP]:
             raise error_for(
                 ErrorCode.UNSUPPORTED_VERSION, "look up the largest timestamp", broker=connection.address
             )
@@ -194,26 +195,21 @@ def send_list_offsets(
     return connection.send(ApiKey.LIST_OFFSETS, message, version=version)
 
 
-def read_list_offsets(
-    request: InFlightRequest,
-    items: Iterable[TopicPartition],
-    found: dict[TopicPartition, OffsetAt],
-    again: dict[TopicPartition, ClientError],
-    failures: dict[TopicPartition, ClientError],
-) -> None:
-    """Sorts the results in a response: ``found``, to be retried (``again``), and final ``failures``."""
+def read_list_offsets(request: InFlightRequest, items: Iterable[TopicPartition]) -> OffsetsAndFailures:
+    """Returns the results in the response to a request for ``items``."""
+    result = OffsetsAndFailures({}, {}, {})
     broker = request.connection.address
     if not request.done:
         late = RequestTimeout(
             f"broker {broker} has not answered ListOffsets {request.wait_text}", broker=broker
         )
-        again.update(dict.fromkeys(items, late))
-        return
+        result.retriable.update(dict.fromkeys(items, late))
+        return result
     try:
         response: Any = request.response()
     except (BrokerUnreachable, RequestTimeout) as problem:
-        again.update(dict.fromkeys(items, problem))
-        return
+        result.retriable.update(dict.fromkeys(items, problem))
+        return result
     for topic in response.topics:
         for entry in topic.partitions:
             item = TopicPartition(topic.name, entry.partition_index)
@@ -225,9 +221,10 @@ def read_list_offsets(
                     topic=item.topic,
                     partition=item.partition,
                 )
-                (again if refused.retriable else failures)[item] = refused
+                (result.retriable if refused.retriable else result.failures)[item] = refused
             elif request.version == 0:
                 offset = entry.old_style_offsets[0] if entry.old_style_offsets else -1
-                found[item] = OffsetAt(offset, -1, -1)
+                result.offsets[item] = OffsetAt(offset, -1, -1)
             else:
-                found[item] = OffsetAt(entry.offset, entry.timestamp, entry.leader_epoch)
+                result.offsets[item] = OffsetAt(entry.offset, entry.timestamp, entry.leader_epoch)
+    return result

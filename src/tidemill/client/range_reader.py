@@ -31,12 +31,13 @@ from tidemill.client.errors import (
 )
 from tidemill.client.group_offsets import commit_offsets
 from tidemill.client.network_client import DATA, NetworkClient
-from tidemill.client.offsets import EARLIEST, LATEST, list_offsets
+from tidemill.client.offsets import list_offsets
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.model.unpacked_limit import UNPACKED_KEY
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.fetch_layout import FetchedPartition
+from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,7 +74,7 @@ class RangeReader:
         given = {"client.id": "tidemill-ranges", "allow.auto.create.topics": False, **(config or {})}
         self.config = config_of(CONSUMER, bootstrap_servers, given, keywords)
         self._timeout = self.config.seconds("default.api.timeout.ms")
-        self.committed_only = self.config["isolation.level"] == "read_committed"
+        self.committed_only = self.config.str("isolation.level") == "read_committed"
         """Whether reads end at the last stable offset and omit aborted transactions."""
         self._check_crcs = self.config.bool("check.crcs")
         self._unpacked_bytes_max = self.config.int(UNPACKED_KEY)

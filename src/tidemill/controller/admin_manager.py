@@ -29,7 +29,7 @@ from tidemill.controller.election_settings import (
 from tidemill.controller.reassignment_requests import ReassignmentRequests
 from tidemill.controller.topic_batches import Outcome, Part, run_in_parts
 from tidemill.controller.topic_deletion import TopicDeletions, plan_without_broker_in_slices
-from tidemill.controller.topic_names import UsedTopicNames
+from tidemill.controller.topic_name_validator import UsedTopicNames
 from tidemill.controller.topics import (
     Growth,
     NewTopic,
@@ -275,7 +275,7 @@ class AdminManager:
                 renewed, operation = await run_in_slices(
                     plan_without_broker_in_slices(deleting[name], broker_id, self.context.election.broker_id)
                 )
-                error = await self.context.write_in_one_or_error([*_absence_check(broker_id), operation])
+                error = await self.context.write_or_error([[*_absence_check(broker_id), operation]])
                 if error is not None:
                     break
                 deleting[name] = renewed
@@ -456,7 +456,7 @@ class AdminManager:
         """Removes the nodes of topics without replicas. Failed removals are retried with the next change."""
         deleting = dict(self.context.image.deleting)
         if len(topics) == 1:  # The topic may have many partitions.
-            errors = [await self.context.write_or_error(removal(topics[0]))]
+            errors = [await self.context.write_or_error(in_pieces(removal(topics[0])))]
         else:
             errors = await self.context.write_all_or_errors([list(removal(topic)) for topic in topics])
         for topic, refused in zip(topics, errors, strict=True):
@@ -486,7 +486,7 @@ class AdminManager:
             except StoreError as problem:
                 self.context.mark_stale()
                 return problem
-            error = await self.context.write_or_error([Delete(path) for path in reversed(doomed)])
+            error = await self.context.write_or_error(in_pieces(Delete(path) for path in reversed(doomed)))
             if not _is_missing(error):
                 break
         return error

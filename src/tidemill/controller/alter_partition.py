@@ -34,7 +34,8 @@ from tidemill.model.event_loop_slices import run_in_slices
 logger = logging.getLogger(__name__)
 
 ANY_EPOCH = -1
-"""The epoch of a member that has not fetched from this leader yet, or of a version without broker epochs."""
+"""A broker epoch that is not known: of a member that has not fetched from this leader yet, or of a request
+without broker epochs."""
 
 
 class IsrMember(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from tidemill.controller.topic_names import check_name
+from tidemill.controller.topic_name_validator import check_name
 from tidemill.controller.topics import missing_topic, write_config
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.coordination_store import Delete, Operation

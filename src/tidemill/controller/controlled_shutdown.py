@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import NamedTuple
 
+from tidemill.controller.alter_partition import ANY_EPOCH
 from tidemill.controller.leader_election import (
     CHANGES_PER_SLICE,
     ElectionPolicy,
@@ -21,9 +22,6 @@ from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.topic_image import PartitionImage
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
-
-ANY_EPOCH = -1
-"""The epoch of a request that does not name a registration."""
 
 
 class Shutdown(NamedTuple):

@@ -426,7 +426,9 @@ class ControllerContext:
 
         If another client has changed the same nodes, calls ``once`` again to plan with their new content.
         """
-        for attempts_left in reversed(range(ATTEMPTS)):
+        attempts_left = ATTEMPTS
+        while True:
+            attempts_left -= 1
             async with self.change_lock():
                 try:
                     return await once()
@@ -435,7 +437,6 @@ class ControllerContext:
                     if not attempts_left:
                         raise
                     logger.info("a change is planned again: %s", problem)
-        raise AssertionError("the last attempt returns or raises")
 
     async def write_and_announce(
         self,
@@ -661,17 +662,10 @@ class ControllerContext:
                 return [refusal_of(problem)] * len(group)
             else:
                 return [None] * len(group)
-        return list(await asyncio.gather(*map(self.write_or_error, group)))
+        return list(await asyncio.gather(*(self.write_or_error(in_pieces(one)) for one in group)))
 
-    async def write_or_error(self, operations: Iterable[Operation]) -> KafkaError | None:
-        """Writes in several transactions, fenced by the controller epoch. Returns an error for the client."""
-        return await self._write_transactions(in_pieces(operations))
-
-    async def write_in_one_or_error(self, operations: Sequence[Operation]) -> KafkaError | None:
-        """Same as :meth:`write_or_error`, in one transaction."""
-        return await self._write_transactions([operations])
-
-    async def _write_transactions(self, transactions: Iterable[Sequence[Operation]]) -> KafkaError | None:
+    async def write_or_error(self, transactions: Iterable[Sequence[Operation]]) -> KafkaError | None:
+        """Writes transactions, fenced by the controller epoch. Returns an error for the client."""
         try:
             for operations in transactions:
                 await self.write_operations(operations)

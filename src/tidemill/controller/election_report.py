@@ -7,9 +7,9 @@ from collections.abc import Generator
 
 from tidemill.controller.leader_election import NO_LOG_ENDS, LogEnds, Losses
 from tidemill.coordination.cluster_image import Delta
-from tidemill.coordination.topic_image import NO_BROKER, PartitionImage
+from tidemill.coordination.topic_image import PartitionImage
 from tidemill.model.event_loop_slices import ITEMS_PER_SLICE
-from tidemill.model.types import TopicPartition
+from tidemill.model.types import NO_BROKER, TopicPartition
 
 logger = logging.getLogger(__name__)
 

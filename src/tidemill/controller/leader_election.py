@@ -26,11 +26,11 @@ from tidemill.coordination.cluster_image import ClusterImage, partition_state
 from tidemill.coordination.coordination_store import Create, Operation, SetData
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import PartitionStateNode, TopicNode
-from tidemill.coordination.topic_image import NO_BROKER, PartitionImage, TopicImage
+from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.coordination.topic_index import compute_traits_in_slices
 from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.ids import new_id
-from tidemill.model.types import ZERO_ID, TopicPartition
+from tidemill.model.types import NO_BROKER, ZERO_ID, TopicPartition
 
 CHANGES_PER_SLICE: Final = 100
 """Partitions planned without a pause, at some ten microseconds each."""

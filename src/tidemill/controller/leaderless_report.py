@@ -12,9 +12,9 @@ from typing import Final
 
 from tidemill.controller.leader_election import CHANGES_PER_SLICE, PolicyOf, recovery_candidates
 from tidemill.coordination.cluster_image import ClusterImage, Delta
-from tidemill.coordination.topic_image import NO_BROKER, PartitionImage, TopicImage
+from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.model.event_loop_slices import ITEMS_PER_SLICE, run_in_slices
-from tidemill.model.types import TopicPartition
+from tidemill.model.types import NO_BROKER, TopicPartition
 
 logger = logging.getLogger(__name__)
 

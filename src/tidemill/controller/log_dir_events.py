@@ -17,42 +17,31 @@ from tidemill.coordination.nodes import LOG_DIR_EVENTS, LogDirEventNode
 logger = logging.getLogger(__name__)
 
 
-class LogDirEvents:
-    """The notifications below ``/log_dir_event_notification``."""
+async def process_log_dir_events(
+    context: ControllerContext,
+    own_directory_failed: Callable[[], Awaitable[None]],
+    resend_full_state: Callable[[int], None],
+) -> None:
+    """Processes the notifications below ``/log_dir_event_notification``, and deletes them.
 
-    def __init__(
-        self,
-        context: ControllerContext,
-        own_directory_failed: Callable[[], Awaitable[None]],
-        resend_full_state: Callable[[int], None],
-    ) -> None:
-        """``own_directory_failed`` marks the failed replicas of this broker.
-
-        ``resend_full_state`` repeats the LeaderAndIsr request to another broker, which reports its failed
-        replicas in the response.
-        """
-        self._context = context
-        self._own_directory_failed = own_directory_failed
-        self._resend_full_state = resend_full_state
-
-    async def directories_failed(self) -> None:
-        """Marks the failed replicas, and deletes the notifications. Raises StoreError, NOT_CONTROLLER."""
-        context = self._context
-        paths = [f"{LOG_DIR_EVENTS}/{name}" for name in await context.store.children(LOG_DIR_EVENTS)]
-        nodes = await context.store.get_many(paths)
-        failed_brokers = set()
-        for node in nodes:
-            try:
-                failed_brokers |= {LogDirEventNode.decode(node.data)} if node is not None else set()
-            except NodeFormatError as problem:
-                logger.error("%s The node is deleted.", problem)
-        for broker_id in failed_brokers:
-            if broker_id == context.election.broker_id:
-                await self._own_directory_failed()
-            else:
-                self._resend_full_state(broker_id)
-        async with context.change_lock():
-            for path in paths:
-                # Fenced by the controller epoch: after a controller change the next controller deletes them.
-                with contextlib.suppress(NoNode):
-                    await context.write_operations([Delete(path)])
+    ``own_directory_failed`` marks the failed replicas of this broker. ``resend_full_state`` repeats the
+    LeaderAndIsr request to another broker, which reports its failed replicas in the response. Raises
+    StoreError, NOT_CONTROLLER.
+    """
+    paths = [f"{LOG_DIR_EVENTS}/{name}" for name in await context.store.children(LOG_DIR_EVENTS)]
+    failed_brokers: set[int] = set()
+    for node in await context.store.get_many(paths):
+        try:
+            failed_brokers |= {LogDirEventNode.decode(node.data)} if node is not None else set()
+        except NodeFormatError as problem:
+            logger.error("%s The node is deleted.", problem)
+    for broker_id in failed_brokers:
+        if broker_id == context.election.broker_id:
+            await own_directory_failed()
+        else:
+            resend_full_state(broker_id)
+    async with context.change_lock():
+        for path in paths:
+            # Fenced by the controller epoch: after a controller change the next controller deletes them.
+            with contextlib.suppress(NoNode):
+                await context.write_operations([Delete(path)])

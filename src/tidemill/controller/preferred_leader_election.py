@@ -22,9 +22,9 @@ from tidemill.controller.leader_election import (
 )
 from tidemill.controller.reassignment import Decisions
 from tidemill.coordination.cluster_image import ClusterImage
-from tidemill.coordination.topic_image import NO_BROKER, PartitionImage
+from tidemill.coordination.topic_image import PartitionImage
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.types import TopicPartition
+from tidemill.model.types import NO_BROKER, TopicPartition
 
 
 class ElectionType(IntEnum):

@@ -45,7 +45,9 @@ async def claim_block(store: Store, broker_id: int, used: int = -1) -> tuple[int
                 )
                 start = used + 1 + SKIPPED_IDS
             if start > PRODUCER_ID_MAX - BLOCK_SIZE:
-                raise KafkaError("no producer ids are left")
+                raise KafkaError(
+                    f"no producer ids are left: the next is {start}. Check {PRODUCER_ID_BLOCK} in the store."
+                )
             block = ProducerIdBlock(broker_id, start, start + BLOCK_SIZE - 1)
             data = ProducerIdBlockNode.encode(block)
             await store.transact([SetData(PRODUCER_ID_BLOCK, data, node.version)])

@@ -44,10 +44,10 @@ from tidemill.controller.topics import Plan, format_ids
 from tidemill.coordination.cluster_image import ClusterImage, Delta
 from tidemill.coordination.coordination_store import Delete, Operation, SetData
 from tidemill.coordination.nodes import ReassignmentNode, TopicNode
-from tidemill.coordination.topic_image import NO_BROKER, PartitionImage, TopicImage
+from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.event_loop_slices import ITEMS_PER_SLICE
-from tidemill.model.types import TopicPartition
+from tidemill.model.types import NO_BROKER, TopicPartition
 
 Reassignments = Mapping[TopicPartition, Sequence[int] | None]
 """The target replicas of partitions, preferred leader first; None cancels a reassignment."""
@@ -99,10 +99,12 @@ def plan_completions(
 ) -> list[Plan]:
     """Completes the reassignments of ``topics``, or of all, whose target replicas are in sync."""
     plans = []
-    for topic in _moving(image) if topics is None else topics:
+    for topic in _reassigned(image) if topics is None else topics:
         changed = {}
         for partition in topic.partitions:
-            done = _completed(image, partition, policy_of(topic), stopping) if partition.is_moving else None
+            done = (
+                _completed(image, partition, policy_of(topic), stopping) if partition.is_reassigning else None
+            )
             if done is not None:
                 changed[partition.partition] = done
         if changed:
@@ -110,8 +112,8 @@ def plan_completions(
     return plans
 
 
-def _moving(image: ClusterImage) -> list[TopicImage]:
-    return [image.topics[name] for name in image.topic_index.moving]
+def _reassigned(image: ClusterImage) -> list[TopicImage]:
+    return [image.topics[name] for name in image.topic_index.reassigning]
 
 
 def in_progress(
@@ -119,15 +121,15 @@ def in_progress(
 ) -> Iterator[tuple[TopicPartition, PartitionImage]]:
     """The reassignments in progress, of ``partitions`` or of all."""
     if partitions is None:
-        for topic in _moving(image):
+        for topic in _reassigned(image):
             for p in topic.partitions:
-                if p.is_moving:
+                if p.is_reassigning:
                     yield TopicPartition(topic.name, p.partition), p
         return
     for key in partitions:
         known = image.topics.get(key.topic)
         partition = known.partition(key.partition) if known is not None else None
-        if partition is not None and partition.is_moving:
+        if partition is not None and partition.is_reassigning:
             yield key, partition
 
 
@@ -141,11 +143,11 @@ def find_completed_in_slices(delta: Delta) -> Generator[None, None, list[str]]:
         for count, (before, after) in enumerate(zip(old.partitions, new.partitions, strict=False), 1):
             if count % ITEMS_PER_SLICE == 0:
                 yield
-            if before is after or after.is_moving:
+            if before is after or after.is_reassigning:
                 continue
             target = [broker for broker in before.replicas if broker not in before.removing]
             # A reassignment that adds no replica completes at once.
-            if (after.replicas == target) if before.is_moving else (after.replicas != before.replicas):
+            if (after.replicas == target) if before.is_reassigning else (after.replicas != before.replicas):
                 texts.append(f"{TopicPartition(new.name, after.partition)} to {after.replicas}")
     return texts
 
@@ -185,7 +187,7 @@ def _target(
     stopping: frozenset[int],
 ) -> list[int]:
     if replicas is None:
-        if not partition.is_moving:
+        if not partition.is_reassigning:
             raise KafkaError("no reassignment is in progress", ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
         return partition.origin
     problem = ""
@@ -228,7 +230,7 @@ def _moved(
     isr = [broker for broker in partition.isr if broker in replicas]
     leader = _leader(image, partition, partition.leader, replicas, isr, stopping)
     moved = partition.replaced(replicas=replicas, isr=isr, adding=adding, removing=removing)
-    done = _completed(image, moved, policy, stopping) if moved.is_moving else None
+    done = _completed(image, moved, policy, stopping) if moved.is_reassigning else None
     if done is not None:
         return done
     if not policy.unclean:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tidemill.controller.replica_placement import PARTITIONS_PER_SLICE, place_replicas_in_slices
 from tidemill.controller.topic_deletion import waiting_text
-from tidemill.controller.topic_names import METADATA_TOPIC, UsedTopicNames, check_name
+from tidemill.controller.topic_name_validator import METADATA_TOPIC, UsedTopicNames, check_name
 from tidemill.coordination.cluster_image import TOPIC, ClusterImage, partition_state
 from tidemill.coordination.coordination_store import Check, Create, Delete, Operation, SetData
 from tidemill.coordination.nodes import (

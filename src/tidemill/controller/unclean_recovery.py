@@ -23,9 +23,8 @@ from tidemill.controller.leader_election import (
 )
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.coordination_store import StoreError
-from tidemill.coordination.topic_image import NO_BROKER
 from tidemill.model.errors import KafkaError
-from tidemill.model.types import TopicPartition
+from tidemill.model.types import NO_BROKER, TopicPartition
 
 logger = logging.getLogger(__name__)
 

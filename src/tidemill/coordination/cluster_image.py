@@ -15,9 +15,9 @@ from tidemill.coordination.nodes import (
     Endpoint,
     LeaderIsrAndControllerEpoch,
 )
-from tidemill.coordination.topic_image import NO_BROKER, PartitionImage, TopicImage
+from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.coordination.topic_index import TopicIndex
-from tidemill.model.types import ZERO_ID
+from tidemill.model.types import NO_BROKER, ZERO_ID
 
 Entity = tuple[str, str]
 """Kind and name: ("topics", "t"), ("ids", "1") of a registration, ("config/brokers", "1")."""

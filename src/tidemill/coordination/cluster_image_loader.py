@@ -34,10 +34,10 @@ from tidemill.coordination.nodes import (
     TopicAssignment,
     TopicNode,
 )
-from tidemill.coordination.topic_image import NO_BROKER, PartitionImage, TopicImage
+from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.model.configs import all_brokers_unreadable
 from tidemill.model.topic_names import name_problem
-from tidemill.model.types import ZERO_ID
+from tidemill.model.types import NO_BROKER, ZERO_ID
 
 logger = logging.getLogger(__name__)
 

@@ -47,6 +47,7 @@ from tidemill.coordination.encoding import (
     write_json_in_slices,
 )
 from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas, decode_lost, lost_fields
+from tidemill.model.configs.listeners import bracketed
 from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.ids import decode_id, encode_id
 from tidemill.model.types import TopicPartition
@@ -185,7 +186,7 @@ class BrokerNode:
                 endpoint.listener: endpoint.security_protocol for endpoint in registration.endpoints
             },
             "endpoints": [
-                f"{endpoint.listener}://{_bracketed(endpoint.host)}:{endpoint.port}"
+                f"{endpoint.listener}://{bracketed(endpoint.host)}:{endpoint.port}"
                 for endpoint in registration.endpoints
             ],
             "jmx_port": -1,
@@ -223,10 +224,6 @@ class BrokerNode:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise NodeFormatError(path, data, repr(error)) from None
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _endpoint(text: str, protocols: Mapping[str, str]) -> Endpoint:

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from tidemill.coordination.nodes import TopicAssignment
 from tidemill.model.effective_min_isr import effective_min_isr
+from tidemill.model.types import NO_BROKER
 
 OFFSETS_TOPIC = "__consumer_offsets"
 """Stores the committed offsets of groups."""
 INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, "__transaction_state", "__share_group_state"})
 """Topics that the brokers use internally."""
 
-NO_BROKER = -1
 TopicKey = tuple[str, bytes]
 """The name and the id of a topic: several topics may have the same name, one after the other."""
 
@@ -26,7 +26,7 @@ class Traits(NamedTuple):
 
     brokers: frozenset[int]
     """The brokers with replicas."""
-    is_moving: bool
+    is_reassigning: bool
     is_leaderless: bool
     has_eligible: bool
 
@@ -90,15 +90,15 @@ class PartitionImage:
         """
 
     def __repr__(self) -> str:
-        moving = f", adding={self.adding}, removing={self.removing}" if self.is_moving else ""
+        changes = f", adding={self.adding}, removing={self.removing}" if self.is_reassigning else ""
         elr = f", elr={list(self.elr)}" if self.elr else ""
         return (
             f"PartitionImage({self.partition}, leader={self.leader}, leader_epoch={self.leader_epoch}, "
-            f"replicas={self.replicas}, isr={self.isr}{elr}{moving})"
+            f"replicas={self.replicas}, isr={self.isr}{elr}{changes})"
         )
 
     @property
-    def is_moving(self) -> bool:
+    def is_reassigning(self) -> bool:
         """Whether the partition is being reassigned."""
         return bool(self.adding or self.removing)
 

@@ -26,14 +26,14 @@ def compute_traits_in_slices(topic: TopicImage) -> Generator[None, None, None]:
     if topic.traits is not None or len(topic.partitions) <= PARTITIONS_PER_SLICE:
         return
     brokers: set[int] = set()
-    is_moving = is_leaderless = has_eligible = False
+    is_reassigning = is_leaderless = has_eligible = False
     for some in slices_of(topic.partitions, PARTITIONS_PER_SLICE):
         brokers.update(chain.from_iterable(partition.replicas for partition in some))
-        is_moving = is_moving or any(partition.adding or partition.removing for partition in some)
+        is_reassigning = is_reassigning or any(partition.adding or partition.removing for partition in some)
         is_leaderless = is_leaderless or any(partition.leader < 0 for partition in some)
         has_eligible = has_eligible or any(partition.elr for partition in some)
         yield
-    topic.traits = Traits(frozenset(brokers), is_moving, is_leaderless, has_eligible)
+    topic.traits = Traits(frozenset(brokers), is_reassigning, is_leaderless, has_eligible)
 
 
 class TopicIndex:
@@ -48,15 +48,15 @@ class TopicIndex:
         "by_name",
         "eligible",
         "leaderless",
-        "moving",
+        "reassigning",
     )
 
     def __init__(self, by_name: Mapping[str, TopicImage]) -> None:
         self.by_name = by_name
         self.by_id: Mapping[bytes, TopicImage] = _by_id(by_name)
         """Where two topics have the same id, the later one; topics without an id are absent."""
-        self.moving: Mapping[str, None] = dict.fromkeys(
-            name for name, topic in by_name.items() if _is_moving(topic)
+        self.reassigning: Mapping[str, None] = dict.fromkeys(
+            name for name, topic in by_name.items() if _is_reassigning(topic)
         )
         """Topics with partitions that are being reassigned."""
         self.leaderless: Mapping[str, None] = dict.fromkeys(
@@ -76,7 +76,7 @@ class TopicIndex:
 
     def with_changes(self, changed: Iterable[TopicImage], removed: Iterable[str] = ()) -> TopicIndex:
         """Returns the next edition, with topics added, replaced or removed."""
-        by_name, by_id, moving = dict(self.by_name), dict(self.by_id), dict(self.moving)
+        by_name, by_id, reassigning = dict(self.by_name), dict(self.by_id), dict(self.reassigning)
         leaderless, eligible = dict(self.leaderless), dict(self.eligible)
         holders = _Holders(self.by_broker)
         touched: dict[str, None] = {}
@@ -90,7 +90,7 @@ class TopicIndex:
             if topic.topic_id != ZERO_ID:
                 by_id[topic.topic_id] = topic
             for names, is_one in (
-                (moving, _is_moving(topic)),
+                (reassigning, _is_reassigning(topic)),
                 (leaderless, _is_leaderless(topic)),
                 (eligible, _has_eligible(topic)),
             ):
@@ -103,7 +103,7 @@ class TopicIndex:
             known = by_name.pop(name, None)
             _forget(by_id, known)
             holders.replace(known, None)
-            moving.pop(name, None)
+            reassigning.pop(name, None)
             leaderless.pop(name, None)
             eligible.pop(name, None)
         if not touched:
@@ -113,7 +113,7 @@ class TopicIndex:
         made = TopicIndex.__new__(TopicIndex)
         made.by_name = by_name
         made.by_id = by_id if ids_are_unique else _by_id(by_name)
-        made.moving = moving
+        made.reassigning = reassigning
         made.leaderless = leaderless
         made.eligible = eligible
         made.by_broker = holders.by_broker
@@ -185,9 +185,9 @@ def _forget(by_id: dict[bytes, TopicImage], topic: TopicImage | None) -> None:
         del by_id[topic.topic_id]
 
 
-def _is_moving(topic: TopicImage) -> bool:
+def _is_reassigning(topic: TopicImage) -> bool:
     if topic.traits is not None:
-        return topic.traits.is_moving
+        return topic.traits.is_reassigning
     return any(partition.adding or partition.removing for partition in topic.partitions)
 
 

@@ -95,7 +95,7 @@ def call_error(error: BaseException) -> StoreError:
 def lost_error(is_expired: bool) -> StoreUnavailable:
     """Returns the error for callers when the connection, or the session with it, is lost."""
     if is_expired:
-        return SessionExpired("the session with ZooKeeper has expired; its nodes are gone")
+        return SessionExpired("the session with ZooKeeper has expired; its nodes are deleted")
     return StoreUnavailable("the connection to ZooKeeper was lost; the call may or may not have been applied")
 
 

@@ -22,9 +22,9 @@ NO_MEMBER = ""
 
 
 class Now(Value):
-    """The time of an event. Deadlines use steady time, records use wall time."""
+    """The time of an event. Deadlines use monotonic time, records use wall time."""
 
-    steady_ms: int
+    monotonic_ms: int
     wall_ms: int
 
 
@@ -247,7 +247,7 @@ class Reply(Value):
 
 
 class SetTimer(Value):
-    """Calls back with ``key`` at ``deadline_ms`` (steady); replaces a timer of the same key."""
+    """Calls back with ``key`` at ``deadline_ms`` (monotonic); replaces a timer of the same key."""
 
     key: TimerKey
     deadline_ms: int

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable
-from typing import Final, Protocol
+from typing import Protocol
 
 from tidemill.groups.value_classes import Value
-
-OFFSETS_TOPIC: Final = "__consumer_offsets"
 
 
 class OffsetsLog(Protocol):

@@ -38,7 +38,7 @@ class EventContext:
     def set_timer(self, kind: TimerKind, group: GroupMetadata, after_ms: int) -> None:
         """Sets the group's timer of kind ``kind``."""
         self.effects.append(
-            SetTimer(key=TimerKey(kind, group.group_id), deadline_ms=self.now.steady_ms + after_ms)
+            SetTimer(key=TimerKey(kind, group.group_id), deadline_ms=self.now.monotonic_ms + after_ms)
         )
 
     def cancel_timer(self, kind: TimerKind, group: GroupMetadata, member_id: str = "") -> None:

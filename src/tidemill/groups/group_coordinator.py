@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from tidemill.coordination.topic_image import OFFSETS_TOPIC
 from tidemill.groups.coordinator_effects import (
     CommitRequest,
     CommitResult,
@@ -27,15 +28,10 @@ from tidemill.groups.coordinator_effects import (
     SyncRequest,
     SyncResult,
 )
-from tidemill.groups.coordinator_interfaces import (
-    OFFSETS_TOPIC,
-    CoordinatorEndpoint,
-    OffsetsLog,
-    OffsetsTopic,
-)
+from tidemill.groups.coordinator_interfaces import CoordinatorEndpoint, OffsetsLog, OffsetsTopic
 from tidemill.groups.coordinator_partition import partition_for
 from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
-from tidemill.groups.group_coordinator_shard import GroupCoordinatorShard, ShardState, failed_commit
+from tidemill.groups.group_coordinator_shard import GroupCoordinatorShard, failed_commit
 from tidemill.groups.group_metadata import GroupState
 from tidemill.groups.offset_records import CommittedOffset
 from tidemill.groups.timers import (
@@ -252,7 +248,7 @@ class GroupCoordinator:
     async def expire(self) -> None:
         """Removes expired offsets and groups without offsets, a few groups in each turn of the event loop."""
         for shard in list(self._shards.values()):
-            if shard.state is not ShardState.ACTIVE:
+            if not shard.is_active:
                 continue
             group_ids = list(shard.groups)
             removed = 0
@@ -288,7 +284,7 @@ class GroupCoordinator:
         shard = self._shards.get(partition_for(group_id, self.topic.partition_count()))
         if shard is None:
             return None, ErrorCode.NOT_COORDINATOR
-        if shard.state is not ShardState.ACTIVE:
+        if not shard.is_active:
             return None, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return shard, ErrorCode.NONE
 
@@ -412,14 +408,14 @@ class GroupCoordinator:
 
     def group_count(self) -> int:
         """The number of groups that this broker coordinates, for the metrics."""
-        return sum(len(shard.groups) for shard in self._shards.values() if shard.state is ShardState.ACTIVE)
+        return sum(len(shard.groups) for shard in self._shards.values() if shard.is_active)
 
     def committed(self) -> list[tuple[str, str, int, int]]:
         """Group, topic, partition and offset of all offsets committed on this broker, for the metrics."""
         return [
             (group_id, topic, partition, committed.offset)
             for shard in self._shards.values()
-            if shard.state is ShardState.ACTIVE
+            if shard.is_active
             for group_id, group in shard.groups.items()
             for topic, of_topic in group.offsets.items()
             for partition, committed in of_topic.items()
@@ -430,7 +426,7 @@ class GroupCoordinator:
         groups: list[ListedGroup] = []
         error = ErrorCode.NONE
         for shard in self._shards.values():
-            if shard.state is ShardState.ACTIVE:
+            if shard.is_active:
                 groups.extend(shard.list_groups())
             else:
                 error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS

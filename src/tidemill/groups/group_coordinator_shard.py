@@ -11,10 +11,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from tidemill.coordination.topic_image import OFFSETS_TOPIC
 from tidemill.groups.coordinator_effects import (
     Append,
     CancelTimer,
@@ -40,13 +40,14 @@ from tidemill.groups.coordinator_effects import (
     TimerKey,
     Waiter,
 )
-from tidemill.groups.coordinator_interfaces import OFFSETS_TOPIC, OffsetsLog
+from tidemill.groups.coordinator_interfaces import OffsetsLog
 from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.group_metadata import GroupMetadata
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
 from tidemill.groups.offset_records import CommittedOffset, OffsetsRecord
 from tidemill.groups.timers import CoordinatorTimerKey, ShardTimer, ShardTimerKey, Timers
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.transition_table import NONE, TransitionTable
 from tidemill.records.builder import BatchBuilder
 from tidemill.wire.schema import EncodeError
 
@@ -76,15 +77,27 @@ TOO_LARGE: Final = frozenset(
 )
 
 
+LOADING: Final = 0
+"""The log is being loaded; the shard handles no requests."""
+ACTIVE: Final = 1
+CLOSED: Final = 2
+"""Another broker leads the partition."""
+
+ACTIVATE: Final = 0
+CLOSE: Final = 1
+
+TRANSITIONS: Final = TransitionTable(
+    "shard",
+    ["LOADING", "ACTIVE", "CLOSED"],
+    ["ACTIVATE", "CLOSE"],
+    [
+        [ACTIVE, CLOSED],  # LOADING
+        [NONE, CLOSED],  # ACTIVE
+        [NONE, NONE],  # CLOSED
+    ],
+)
+
 ResponseT = TypeVar("ResponseT", bound=Response)
-
-
-class ShardState(Enum):
-    """Whether the shard handles requests."""
-
-    LOADING = "loading"
-    ACTIVE = "active"
-    CLOSED = "closed"
 
 
 class Write:
@@ -126,7 +139,7 @@ class GroupCoordinatorShard:
     ) -> None:
         self.partition = partition
         self.epoch = epoch
-        self.state = ShardState.LOADING
+        self.state: int = LOADING
         self.number = number
         """Distinguishes the shard's timers from those of an earlier shard for the same partition."""
         self._config = config
@@ -149,13 +162,18 @@ class GroupCoordinatorShard:
         """Deletions that arrive while the log is loaded."""
 
     @property
+    def is_active(self) -> bool:
+        """Whether the log is loaded, and this broker leads the partition."""
+        return self.state == ACTIVE
+
+    @property
     def is_closed(self) -> bool:
         """Whether another broker now leads the partition."""
-        return self.state is ShardState.CLOSED
+        return self.state == CLOSED
 
     def now(self) -> Now:
         """The time of the current event."""
-        return Now(steady_ms=self._timers.now_ms(), wall_ms=self._wall_ms())
+        return Now(monotonic_ms=self._timers.now_ms(), wall_ms=self._wall_ms())
 
     @property
     def groups(self) -> Mapping[str, GroupMetadata]:
@@ -248,14 +266,14 @@ class GroupCoordinatorShard:
     def _flush(self) -> None:
         """Appends the records of this turn of the event loop to the log."""
         outgoing, self._outgoing = self._outgoing, []
-        if self.state is ShardState.CLOSED:
+        if self.state == CLOSED:
             self._ended += len(outgoing)
             for effect in outgoing:
                 self._end_append(effect, ErrorCode.NOT_LEADER_OR_FOLLOWER)
             self._wake_flush_waiters()
             return
         now = self.now()
-        deadline_ms = now.steady_ms + self._config.offset_commit_timeout_ms
+        deadline_ms = now.monotonic_ms + self._config.offset_commit_timeout_ms
         builder = BatchBuilder()
         records: list[OffsetsRecord] = []
         ending: list[Append] = []
@@ -323,7 +341,7 @@ class GroupCoordinatorShard:
     def _finish(self, write: Write) -> None:
         error = self._outcome(write)
         now = self.now()
-        if error is ErrorCode.NONE and self.state is not ShardState.CLOSED:
+        if error is ErrorCode.NONE and self.state != CLOSED:
             for record in write.records:
                 self._state_machine.replay(record, now)
         self._ended += len(write.ending)
@@ -405,7 +423,7 @@ class GroupCoordinatorShard:
 
     def activate(self) -> None:
         """Starts to handle requests, after the log was loaded."""
-        self.state = ShardState.ACTIVE
+        self.state = TRANSITIONS.after(self.state, ACTIVATE)
         # Replayed records only cancel timers, and none is set yet.
         self._state_machine.take_effects()
         self._state_machine.loaded(self.now())
@@ -415,7 +433,7 @@ class GroupCoordinatorShard:
 
     def topics_deleted(self, topics: Mapping[str, bytes]) -> None:
         """Removes the offsets of deleted topics, given as a map of name to id, once the log is loaded."""
-        if self.state is ShardState.LOADING:
+        if self.state == LOADING:
             self._topics_deleted.append(topics)
         else:
             self._state_machine.topics_deleted(topics, self.now())
@@ -423,7 +441,7 @@ class GroupCoordinatorShard:
 
     def close(self) -> None:
         """Fails all waiting requests with NOT_COORDINATOR: another broker leads the partition."""
-        self.state = ShardState.CLOSED
+        self.state = TRANSITIONS.after(self.state, CLOSE)
         self._state_machine.unload(self.now())
         self._perform_effects()
         for write in self._writes:

@@ -64,6 +64,16 @@ def check_member(group: GroupMetadata, member_id: str, instance_id: str | None) 
     return ErrorCode.NONE if member_id in group.members else ErrorCode.UNKNOWN_MEMBER_ID
 
 
+def check_generation(
+    group: GroupMetadata, member_id: str, instance_id: str | None, generation: int
+) -> ErrorCode:
+    """Same as :func:`check_member`, and ILLEGAL_GENERATION for another generation."""
+    error = check_member(group, member_id, instance_id)
+    if error is ErrorCode.NONE and generation != group.generation:
+        return ErrorCode.ILLEGAL_GENERATION
+    return error
+
+
 def join(group: GroupMetadata, request: JoinRequest, waiter: Waiter, context: EventContext) -> None:
     """Adds a new or existing member to the next generation."""
     if group.deleting or group.state is GroupState.DEAD:
@@ -124,7 +134,7 @@ def _join_new(group: GroupMetadata, request: JoinRequest, waiter: Waiter, contex
     elif request.requires_known_member_id:
         # Without this, clients that time out and retry would fill the group with members that never return.
         group.pending_joins.add(new_id)
-        deadline_ms = context.now.steady_ms + request.session_timeout_ms
+        deadline_ms = context.now.monotonic_ms + request.session_timeout_ms
         context.effects.append(
             SetTimer(key=TimerKey(TimerKind.MEMBER, group.group_id, new_id), deadline_ms=deadline_ms)
         )
@@ -330,11 +340,9 @@ def sync(group: GroupMetadata, request: SyncRequest, waiter: Waiter, context: Ev
 def _check_sync(group: GroupMetadata, request: SyncRequest) -> ErrorCode:
     if group.deleting or group.state is GroupState.DEAD:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
-    error = check_member(group, request.member_id, request.instance_id)
+    error = check_generation(group, request.member_id, request.instance_id, request.generation)
     if error is not ErrorCode.NONE:
         return error
-    if request.generation != group.generation:
-        return ErrorCode.ILLEGAL_GENERATION
     if _differs(request.protocol_type, group.protocol_type) or _differs(
         request.protocol_name, group.protocol_name
     ):
@@ -370,11 +378,9 @@ def heartbeat(
     """Restarts the member's session; returns REBALANCE_IN_PROGRESS if the member should rejoin."""
     if group.deleting or group.state is GroupState.DEAD:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
-    error = check_member(group, member_id, instance_id)
+    error = check_generation(group, member_id, instance_id, generation)
     if error is not ErrorCode.NONE:
         return error
-    if generation != group.generation:
-        return ErrorCode.ILLEGAL_GENERATION
     touch(group, group.members[member_id], context)
     if group.state is GroupState.PREPARING_REBALANCE:
         return ErrorCode.REBALANCE_IN_PROGRESS

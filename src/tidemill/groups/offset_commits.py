@@ -30,7 +30,7 @@ from tidemill.groups.coordinator_effects import (
 )
 from tidemill.groups.event_context import EventContext
 from tidemill.groups.group_metadata import CONSUMER_PROTOCOL, GroupMetadata, GroupState
-from tidemill.groups.membership import check_member
+from tidemill.groups.membership import check_generation
 from tidemill.groups.offset_records import NO_EXPIRY, CommittedOffset, OffsetRecord
 from tidemill.groups.rebalance import touch
 from tidemill.model.errors import ErrorCode
@@ -48,11 +48,9 @@ def check_commit(group: GroupMetadata, request: CommitRequest) -> ErrorCode:
     if request.generation < 0 and is_empty:
         return ErrorCode.NONE
     if request.generation >= 0 or request.member_id or request.instance_id is not None:
-        error = check_member(group, request.member_id, request.instance_id)
+        error = check_generation(group, request.member_id, request.instance_id, request.generation)
         if error is not ErrorCode.NONE:
             return error
-        if request.generation != group.generation:
-            return ErrorCode.ILLEGAL_GENERATION
     elif not is_empty:
         return ErrorCode.UNKNOWN_MEMBER_ID
     if group.state is GroupState.COMPLETING_REBALANCE:

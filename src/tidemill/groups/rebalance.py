@@ -35,7 +35,7 @@ def touch(group: GroupMetadata, member: Member, context: EventContext, timeout_m
     sets no timer.
     """
     after_ms = member.session_timeout_ms if timeout_ms is None else timeout_ms
-    member.deadline_ms = context.now.steady_ms + after_ms
+    member.deadline_ms = context.now.monotonic_ms + after_ms
     if member.timer_ms is None or member.timer_ms > member.deadline_ms:
         member.timer_ms = member.deadline_ms
         key = TimerKey(TimerKind.MEMBER, group.group_id, member.member_id)
@@ -184,7 +184,7 @@ def member_timer_fired(group: GroupMetadata, member_id: str, context: EventConte
     if member is None:
         return
     member.timer_ms = None
-    if member.deadline_ms > context.now.steady_ms:
+    if member.deadline_ms > context.now.monotonic_ms:
         member.timer_ms = member.deadline_ms
         context.effects.append(
             SetTimer(

@@ -57,14 +57,14 @@ class _Timer(DelayedOperation, Generic[KeyT]):
 
 
 class Timers(Generic[KeyT]):
-    """Calls ``fire(key)`` when a key's deadline is reached; deadlines are steady milliseconds."""
+    """Calls ``fire(key)`` when a key's deadline is reached; deadlines are monotonic milliseconds."""
 
     def __init__(self, scheduler: Scheduler, fire: Callable[[KeyT], None]) -> None:
         self.current: dict[KeyT, _Timer[KeyT]] = {}
         """The timers that are set."""
         self._deadlines = Deadlines(scheduler)
         self.now_ms: Callable[[], int] = self._deadlines.now_ms
-        """Returns steady milliseconds."""
+        """Returns monotonic milliseconds."""
         self._fire = fire
 
     def __len__(self) -> int:

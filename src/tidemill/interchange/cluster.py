@@ -6,16 +6,14 @@ from collections import Counter
 from typing import NamedTuple
 
 from tidemill.coordination.nodes import GroupPartition
-from tidemill.model.types import ZERO_ID
-
-NO_LEADER = -1
+from tidemill.model.types import NO_BROKER, ZERO_ID
 
 
 class PartitionEntry(NamedTuple):
     """A partition's replicas and last leader."""
 
     replicas: tuple[int, ...]
-    leader: int = NO_LEADER
+    leader: int = NO_BROKER
     leader_epoch: int = 0
     isr: tuple[int, ...] = ()
 

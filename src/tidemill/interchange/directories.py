@@ -54,7 +54,7 @@ class Dangling(NamedTuple):
     """Whether a checkpoint contains the partition, so that it was in this directory."""
 
 
-class DataDirectory(NamedTuple):
+class KafkaLogDirectory(NamedTuple):
     """One data directory."""
 
     path: str
@@ -77,7 +77,7 @@ class DataDirectory(NamedTuple):
 class BrokerDirectories(NamedTuple):
     """All data directories of one broker."""
 
-    directories: list[DataDirectory]
+    directories: list[KafkaLogDirectory]
     cluster_id: str
     node_id: int
     partitions: dict[TopicPartition, PartitionDirectory]
@@ -138,14 +138,14 @@ def read_directories(files: Files, paths: Iterable[str]) -> BrokerDirectories:
     return BrokerDirectories(directories, cluster_id, node_id, partitions)
 
 
-def _read_directory(files: Files, path: str) -> DataDirectory:
+def _read_directory(files: Files, path: str) -> KafkaLogDirectory:
     if not is_data_directory(files, path):
         raise StorageError(
             f"{path} is not a data directory of a broker: it has neither {META_PROPERTIES} nor partitions; "
             "name the log.dirs of the broker, as its server.properties has them"
         )
     names = files.list(path)
-    found = DataDirectory(
+    found = KafkaLogDirectory(
         path,
         read_meta(files, f"{path}/{META_PROPERTIES}"),
         {},

@@ -18,7 +18,7 @@ from tidemill.coordination.embedded_store import FILE_NAME as STORE_FILE
 from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.nodes import CLUSTER_ID, CONSUMERS, PRODUCER_ID_BLOCK
 from tidemill.interchange.cluster import ClusterMetadata, PartitionEntry, TopicEntry
-from tidemill.interchange.directories import BrokerDirectories, DataDirectory, missing_links
+from tidemill.interchange.directories import BrokerDirectories, KafkaLogDirectory, missing_links
 from tidemill.interchange.zookeeper_nodes import READ_BELOW, Nodes, from_nodes
 from tidemill.log.checkpoint_files import read_offsets, write_clean_shutdown, write_offsets
 from tidemill.log.file_names import (
@@ -252,7 +252,7 @@ def copy_converted(
     files.sync_directory(target)
 
 
-def _merge_checkpoints(files: Files, directories: list[DataDirectory], name: str, target: str) -> None:
+def _merge_checkpoints(files: Files, directories: list[KafkaLogDirectory], name: str, target: str) -> None:
     offsets: dict[TopicPartition, int] = {}
     for directory in directories:
         # A crash may leave an entry of a partition that has moved to another directory.

@@ -19,7 +19,7 @@ from tidemill.coordination.coordination_store import Create
 from tidemill.coordination.embedded_store import FILE_NAME as STORE_FILE
 from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.topic_image import OFFSETS_TOPIC
-from tidemill.interchange.cluster import NO_LEADER, ClusterMetadata, PartitionEntry, TopicEntry
+from tidemill.interchange.cluster import ClusterMetadata, PartitionEntry, TopicEntry
 from tidemill.interchange.directories import BrokerDirectories, PartitionDirectory, missing_links
 from tidemill.interchange.open_transactions import TOPIC as TRANSACTIONS_TOPIC
 from tidemill.interchange.open_transactions import OpenTransaction
@@ -34,7 +34,7 @@ from tidemill.model.configs import (
 from tidemill.model.errors import ConfigError
 from tidemill.model.ids import encode_id
 from tidemill.model.system_interfaces import Files
-from tidemill.model.types import ZERO_ID, TopicPartition
+from tidemill.model.types import NO_BROKER, ZERO_ID, TopicPartition
 
 ALONE: Final = 1
 LISTED_MAX: Final = 5
@@ -179,7 +179,7 @@ def _import_topic(topic: TopicEntry, found: BrokerDirectories, choices: Choices,
             result.problems.extend(_mismatches(topic, number, assigned, located, result.node_id))
             entry.topic_id = located.topic_id if entry.topic_id == ZERO_ID else entry.topic_id
         epoch = max(assigned.leader_epoch, located.last_epoch if located is not None else 0, 0)
-        entry.partitions[number] = PartitionEntry((result.node_id,), NO_LEADER, epoch, (result.node_id,))
+        entry.partitions[number] = PartitionEntry((result.node_id,), NO_BROKER, epoch, (result.node_id,))
     if elsewhere and choices.only_whole:
         result.notes.append(f"topic {topic.name} is omitted: {_partitions(elsewhere)} on other brokers")
         if topic.name == OFFSETS_TOPIC:

@@ -25,7 +25,6 @@ from tidemill.log.batch_scan import BatchScan
 from tidemill.log.file_names import DANGLING, LOG, OFFSET_DIGITS, offset_of
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.system_interfaces import Files
-from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import parse_batch
 from tidemill.records.end_transaction_marker import decode_control_record
 from tidemill.records.record_reader import read_stored
@@ -55,7 +54,7 @@ def snapshot_offset(name: str) -> int:
     return int(offset) if offset.isdecimal() and epoch.isdecimal() else -1
 
 
-def read_kraft(files: Files, directory: str) -> ClusterMetadata:
+def read_kraft(files: Files, directory: str, *, unpacked_bytes_max: int) -> ClusterMetadata:
     """Reads the metadata in ``directory``. Raises StorageError if it is incomplete or damaged."""
     try:
         names = files.list(directory)
@@ -78,8 +77,8 @@ def read_kraft(files: Files, directory: str) -> ClusterMetadata:
             f"records between are missing; {OTHER_SOURCES}"
         )
     if snapshot:
-        _read_snapshot(files, snapshot, replay)
-    end = _read_segments(files, directory, bases, offset, replay)
+        _read_snapshot(files, snapshot, replay, unpacked_bytes_max)
+    end = _read_segments(files, directory, bases, offset, replay, unpacked_bytes_max)
     if end < offset:
         raise StorageError(_stale(snapshot, offset, f"and the log beside it ends at {end}"))
     replay.finish()
@@ -93,7 +92,9 @@ def _stale(snapshot: str, offset: int, why: str) -> str:
     )
 
 
-def _read_segments(files: Files, directory: str, bases: list[int], offset: int, replay: _Replay) -> int:
+def _read_segments(
+    files: Files, directory: str, bases: list[int], offset: int, replay: _Replay, unpacked_bytes_max: int
+) -> int:
     """Replays the log from ``offset`` on; returns the end offset of its last valid batch."""
     end = bases[0]
     for base in bases:
@@ -110,7 +111,7 @@ def _read_segments(files: Files, directory: str, bases: list[int], offset: int, 
             if at >= offset:
                 replay.apply(value)
 
-        fault = _read_log(files, path, on_record)
+        fault = _read_log(files, path, on_record, unpacked_bytes_max)
         if fault:
             if base != bases[-1]:
                 raise StorageError(f"{path}: {fault}; {OTHER_SOURCES}")
@@ -118,7 +119,7 @@ def _read_segments(files: Files, directory: str, bases: list[int], offset: int, 
     return end
 
 
-def _read_snapshot(files: Files, path: str, replay: _Replay) -> None:
+def _read_snapshot(files: Files, path: str, replay: _Replay, unpacked_bytes_max: int) -> None:
     last_control = -1
 
     def on_record(offset: int, value: bytes | None, control: int) -> None:
@@ -126,12 +127,14 @@ def _read_snapshot(files: Files, path: str, replay: _Replay) -> None:
         last_control = control
         replay.apply(value)
 
-    fault = _read_log(files, path, on_record)
+    fault = _read_log(files, path, on_record, unpacked_bytes_max)
     if fault or last_control != SNAPSHOT_FOOTER:
         raise StorageError(f"{path} is damaged ({fault or 'its end is missing'}): {OTHER_SOURCES}")
 
 
-def _read_log(files: Files, path: str, on_record: Callable[[int, bytes | None, int], Any]) -> str:
+def _read_log(
+    files: Files, path: str, on_record: Callable[[int, bytes | None, int], Any], unpacked_bytes_max: int
+) -> str:
     """Passes every record to ``on_record``: offset, value, type of a control record (-1: none).
 
     Returns the damage that ended the read, or an empty text. Errors that ``on_record`` raises are not caught.
@@ -141,7 +144,7 @@ def _read_log(files: Files, path: str, on_record: Callable[[int, bytes | None, i
     try:
         while scan.step():
             try:
-                whole = list(_records(scan))
+                whole = list(_records(scan, unpacked_bytes_max))
             except KafkaError as problem:
                 return str(problem)
             for offset, value, control in whole:
@@ -151,10 +154,10 @@ def _read_log(files: Files, path: str, on_record: Callable[[int, bytes | None, i
     return scan.fault
 
 
-def _records(scan: BatchScan) -> Iterator[tuple[int, bytes | None, int]]:
+def _records(scan: BatchScan, unpacked_bytes_max: int) -> Iterator[tuple[int, bytes | None, int]]:
     data, at = scan.whole()
     batch = parse_batch(data, at, at + scan.size)
-    for record in read_stored(batch, True, UNPACKED_BYTES_MAX):
+    for record in read_stored(batch, True, unpacked_bytes_max):
         if batch.is_control:
             yield record.offset, None, int(decode_control_record(record.key, record.value).control_type)
         else:

@@ -18,7 +18,6 @@ from tidemill.log.batch_scan import BatchScan
 from tidemill.log.file_names import LOG, OFFSET_DIGITS, offset_of
 from tidemill.model.errors import KafkaError, ProtocolError
 from tidemill.model.system_interfaces import Files
-from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import parse_batch
 from tidemill.records.record_reader import read_stored
 from tidemill.wire.codec import decode
@@ -42,7 +41,9 @@ class OpenTransaction(NamedTuple):
     """Whether its coordinator had decided to abort it: some partitions may have abort markers already."""
 
 
-def open_transactions(files: Files, found: BrokerDirectories, damage: list[str]) -> list[OpenTransaction]:
+def open_transactions(
+    files: Files, found: BrokerDirectories, damage: list[str], *, unpacked_bytes_max: int
+) -> list[OpenTransaction]:
     """Returns the open transactions whose coordinator was the broker of these directories.
 
     Appends to ``damage`` the records of the coordinator that cannot be read; reads the rest.
@@ -51,7 +52,8 @@ def open_transactions(files: Files, found: BrokerDirectories, damage: list[str])
     for directory in found.directories:
         for key, partition in sorted(directory.partitions.items()):
             if key.topic == TOPIC:
-                for record_key, record_value in _records(files, partition, directory.clean, damage):
+                records = _records(files, partition, directory.clean, damage, unpacked_bytes_max)
+                for record_key, record_value in records:
                     _apply_record(last, record_key, record_value)
     return [
         OpenTransaction(
@@ -88,7 +90,11 @@ def _apply_record(
 
 
 def _records(
-    files: Files, partition: PartitionDirectory, is_clean: bool, damage: list[str]
+    files: Files,
+    partition: PartitionDirectory,
+    is_clean: bool,
+    damage: list[str],
+    unpacked_bytes_max: int,
 ) -> Iterator[tuple[bytes | None, bytes | None]]:
     bases = sorted(base for name in files.list(partition.path) if (base := offset_of(name, LOG)) >= 0)
     for base in bases:
@@ -99,7 +105,7 @@ def _records(
             while scan.step():
                 data, at = scan.whole()
                 try:
-                    records = read_stored(parse_batch(data, at, at + scan.size), True, UNPACKED_BYTES_MAX)
+                    records = read_stored(parse_batch(data, at, at + scan.size), True, unpacked_bytes_max)
                 except KafkaError as problem:
                     damage.append(_unreadable(path, f"the batch at byte {scan.position}", str(problem)))
                     continue
@@ -112,5 +118,5 @@ def _records(
             file.close()
 
 
-def _unreadable(path: str, what: str, problem: str) -> str:
-    return f"{path}: {what} cannot be read ({problem}): whether it has open transactions is unknown"
+def _unreadable(path: str, description: str, problem: str) -> str:
+    return f"{path}: {description} cannot be read ({problem}): whether it has open transactions is unknown"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from contextlib import suppress
 
-from tidemill.interchange.directories import BrokerDirectories, DataDirectory
+from tidemill.interchange.directories import BrokerDirectories, KafkaLogDirectory
 from tidemill.interchange.open_transactions import OpenTransaction
 from tidemill.log.checkpoint_files import CheckpointDamaged, read_offsets
 from tidemill.log.delayed_file_removal import DelayedFileRemoval
@@ -23,7 +23,6 @@ from tidemill.log.log_config import LogConfig
 from tidemill.log.log_loader import LogLoader
 from tidemill.model.system_interfaces import Files
 from tidemill.model.types import TopicPartition
-from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_end_marker
 
@@ -34,6 +33,8 @@ def commit_open(
     topics: Container[str],
     transactions: Iterable[OpenTransaction],
     now_ms: int,
+    *,
+    unpacked_bytes_max: int,
 ) -> list[str]:
     """Ends ``transactions`` in their partitions of ``topics``.
 
@@ -49,7 +50,7 @@ def commit_open(
     done = []
     for directory in found.directories:
         for key in sorted(wanted & directory.partitions.keys()):
-            opening = _loader(files, directory, key, now_ms)
+            opening = _loader(files, directory, key, now_ms, unpacked_bytes_max)
             log = opening.open()
             done += opening.warnings
             for producer_id, offset in _append_end_markers(log, aborted, now_ms):
@@ -59,12 +60,14 @@ def commit_open(
     return done
 
 
-def _loader(files: Files, directory: DataDirectory, key: TopicPartition, now_ms: int) -> LogLoader:
+def _loader(
+    files: Files, directory: KafkaLogDirectory, key: TopicPartition, now_ms: int, unpacked_bytes_max: int
+) -> LogLoader:
     return LogLoader(
         files,
         directory.partitions[key].path,
         key,
-        LogConfig(unpacked_bytes_max=UNPACKED_BYTES_MAX),
+        LogConfig(unpacked_bytes_max=unpacked_bytes_max),
         removals=DelayedFileRemoval(),
         now_ms=now_ms,
         recovery_point=_offset(files, f"{directory.path}/{RECOVERY_POINTS}", key),

@@ -89,7 +89,7 @@ class Cleaner:
             map_utilization=offsets.utilization,
         )
 
-    # -- the map
+    # The map
 
     def _build_map(self) -> None:
         """Reads the dirty segments into the map until the map is full."""
@@ -147,7 +147,7 @@ class Cleaner:
         clean = [one for one in segments if one.base_offset < self.job.first_dirty]
         return clean[-1].modified_ms - self.job.delete_retention_ms if clean else 0
 
-    # -- the new segments
+    # The new segments
 
     def _clean_group(
         self,

@@ -37,7 +37,7 @@ DIE_WITH_PARENT: Final = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 
 
-class Aborted(Exception):
+class LogCleaningAborted(Exception):
     """The broker has cancelled the job, or has exited."""
 
 
@@ -89,7 +89,7 @@ class Pace:
         self._unseen = 0
 
     def __call__(self, count: int) -> None:
-        """Counts bytes, and waits if the limit is exceeded. Raises Aborted."""
+        """Counts bytes, and waits if the limit is exceeded. Raises LogCleaningAborted."""
         self._unseen += count
         if self._unseen < CHECK_BYTES:
             return
@@ -105,11 +105,12 @@ class Pace:
         return max(self._from + self._owed / self._rate - time.monotonic(), 0.0)
 
     def handle(self, message: Message | None) -> None:
-        """Handles a message during a job: a new rate. Raises Aborted for an abort and at the end of the
-        input.
+        """Handles a message during a job: a new rate.
+
+        Raises LogCleaningAborted for an abort and at the end of the input.
         """
         if not isinstance(message, NewPace):
-            raise Aborted
+            raise LogCleaningAborted
         self._rate = message.bytes_per_second
 
 
@@ -123,7 +124,7 @@ def serve(pipes: Pipes, job: CleanJob) -> CleanCounts | Failure | str:
             pipes.send(group)
             while (message := pipes.receive()) != GO_ON:
                 pace.handle(message)
-    except Aborted:
+    except LogCleaningAborted:
         return ABORTED
     except Exception as problem:  # noqa: BLE001 - reported to the broker, which sets the partition aside
         return failure_of(problem, job)

@@ -31,14 +31,17 @@ class FlushJob:
     ) -> None:
         self.offset: Final = offset
         self.base_offset: Final = base_offset
+        """The base offset of the active segment."""
         self.position: Final = position
-        """The active segment, and the position up to which this job syncs it."""
+        """The position in the active segment up to which this job syncs it."""
         self.truncations: Final = truncations
         """The number of truncations of the log when the job was created."""
         self.names_changed: Final = names_changed
+        """The number of changed names when the job was created."""
         self.epochs_changed: Final = epochs_changed
+        """The number of changes of the leader epochs when the job was created."""
         self.id_changed: Final = id_changed
-        """The counts of changed names, leader epochs and topic ids when the job was created."""
+        """The number of changes of the topic id when the job was created."""
         self.is_truncated: Final = is_truncated
         """Whether segments were removed from the end since the last flush."""
         self.sync_directory: Final = sync_directory

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from tidemill.log.batch_scan import BatchScan
 from tidemill.log.leader_epoch_file_cache import EpochRun, LeaderEpochFileCache, split_monotonic
 from tidemill.log.log_segment import LogSegment
-
-NO_EPOCH = -1
+from tidemill.records.batch import NO_LEADER_EPOCH
 
 
 def recover_earlier_epochs(
@@ -48,9 +47,9 @@ def runs_of(segments: Sequence[LogSegment], start: int, before: int, count: int 
                 continue
             count -= 1
             epoch = int(scan.leader_epoch)
-            if runs and epoch in (runs[-1][0], NO_EPOCH):
+            if runs and epoch in (runs[-1][0], NO_LEADER_EPOCH):
                 runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] + 1)
-            elif epoch != NO_EPOCH:
+            elif epoch != NO_LEADER_EPOCH:
                 runs.append((epoch, end, 1))
             end = int(scan.last_offset) + 1
     return runs

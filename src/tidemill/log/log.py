@@ -109,6 +109,7 @@ class Log:
         files: Files,
         directory: str,
         topic_partition: TopicPartition,
+        *,
         topic_id: bytes,
         config: LogConfig,
         segments: list[LogSegment],
@@ -184,7 +185,7 @@ class Log:
         """Counts the truncations of the log."""
         return self.durability.truncations
 
-    # -- appending
+    # Appending
 
     def append(self, batch: Batch, leader_epoch: i64, now_ms: i64) -> AppendResult:
         """Appends a validated batch of a producer and assigns its offsets.
@@ -489,7 +490,7 @@ class Log:
         except OSError as problem:
             raise storage_error("write", self.leader_epochs.path, problem) from problem
 
-    # -- rolling
+    # Rolling
 
     def roll(self, now_ms: i64) -> None:
         """Rolls to a new segment at the log end offset, unless the active segment is empty and begins there.
@@ -561,7 +562,7 @@ class Log:
             raise storage_error("open", segments.active.path, problem) from problem
         return segments.active
 
-    # -- reading
+    # Reading
 
     def last_stable_offset(self, high_watermark: i64) -> i64:
         """The last stable offset, up to which read_committed consumers read; others read to
@@ -626,7 +627,7 @@ class Log:
         except OSError as problem:
             raise storage_error("read", self.directory, problem) from problem
 
-    # -- truncation and deletion
+    # Truncation and deletion
 
     def truncate_to(self, offset: i64, now_ms: i64) -> bool:
         """Truncates the log to ``offset``. Returns False if there is nothing to truncate.
@@ -844,7 +845,7 @@ class Log:
                 self.note_offset_change()
                 self.leader_epochs.truncate_from_start(int(self.start_offset))
 
-    # -- flushing and closing
+    # Flushing and closing
 
     @property
     def has_unfinished_truncation(self) -> bool:
@@ -974,7 +975,7 @@ class Log:
         self._complete_swap()
         self.segment_list.close_handlers()
 
-    # -- compaction
+    # Compaction
 
     def begin_swap(self, old: list[int], size: i64) -> SegmentSwap | None:
         """Same as :meth:`SegmentList.begin_swap`; None also if the log is closed."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tidemill.log.cleaner_messages import CleanJob, ClosedSegment, LastBatch
 from tidemill.log.log import Log
-from tidemill.log.log_config import INT64_MAX
+from tidemill.records.varint import INT64_MAX
 
 
 class CleanerSettings(NamedTuple):

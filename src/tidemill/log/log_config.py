@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
+from tidemill.records.varint import INT64_MAX
 
-INT64_MAX: Final = 0x7FFFFFFFFFFFFFFF
 DAY_MS: Final = 24 * 60 * 60 * 1000
 
 

@@ -115,7 +115,7 @@ class DataDirectory:
         """The path of a file in this directory."""
         return f"{self.path}/{name}"
 
-    # -- logs come, move and go
+    # Logs come, move and go
 
     def add(self, log: Log, *, is_future: bool = False) -> None:
         """Adds a log; ``is_future``: a future log."""
@@ -276,7 +276,7 @@ class DataDirectories:
         path = os.path.abspath(path)
         return next((directory for directory in self.all if directory.path == path), None)
 
-    # -- locks
+    # Locks
 
     def lock(self) -> None:
         """Creates missing data directories and locks all of them.

@@ -42,7 +42,7 @@ from tidemill.log.interrupted_operations import clean_up
 from tidemill.log.leader_epoch_file_cache import EpochRun, LeaderEpochFileCache, split_monotonic
 from tidemill.log.leader_epoch_recovery import begin_at_log_end, recover_earlier_epochs, runs_of
 from tidemill.log.log import Log
-from tidemill.log.log_config import INT64_MAX, LogConfig
+from tidemill.log.log_config import LogConfig
 from tidemill.log.log_segment import LogSegment
 from tidemill.log.lost_records import describe_loss, has_no_segment, mark_loss, truncate_segment
 from tidemill.log.producer_snapshots import remove_snapshots_after, write_snapshot
@@ -58,6 +58,7 @@ from tidemill.log.recovery_walk import (
 )
 from tidemill.model.system_interfaces import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
+from tidemill.records.varint import INT64_MAX
 
 SPARED_BYTES_MIN: Final = 64 * 1024 * 1024
 """With fewer bytes before the recovery point, the whole segment is validated: this takes little time and
@@ -168,16 +169,16 @@ class LogLoader:
             self.files,
             self.directory,
             self.topic_partition,
-            self.topic_id,
-            self.config,
-            segments,
-            start,
-            end,
-            min(self.recovery_point, end) if not self.clean else end,
-            self.producers,
-            self.leader_epochs,
-            self.removals,
-            self.now_ms,
+            topic_id=self.topic_id,
+            config=self.config,
+            segments=segments,
+            start_offset=start,
+            end_offset=end,
+            recovery_point=min(self.recovery_point, end) if not self.clean else end,
+            producers=self.producers,
+            leader_epochs=self.leader_epochs,
+            removals=self.removals,
+            now_ms=self.now_ms,
         )
         log.segment_list.has_aborts = self._has_aborts or any(
             offset_of(name, TRANSACTION_INDEX) >= 0 for name in names

@@ -85,7 +85,7 @@ class LogManager:
         self.removals = DelayedFileRemoval()
         self.recovered_bytes = 0
 
-    # -- loading
+    # Loading
 
     def load(self, now_ms: int, config_of: Callable[[str], LogConfig]) -> None:
         """Opens every log; ``config_of`` returns the settings of a topic. Recovers after an unclean shutdown.

@@ -44,15 +44,19 @@ from tidemill.log.partition_transactions import PartitionTransactions
 from tidemill.log.transaction_index import ABORTED_VERSION, Aborted
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.types import NO_OFFSET
-from tidemill.records.batch import CONTROL_FLAG, NO_SEQUENCE, TRANSACTIONAL_FLAG, Batch
+from tidemill.records.batch import (
+    CONTROL_FLAG,
+    NO_PRODUCER_EPOCH,
+    NO_SEQUENCE,
+    SEQUENCE_MAX,
+    TRANSACTIONAL_FLAG,
+    Batch,
+)
 from tidemill.records.checksum import crc32c
 from tidemill.records.end_transaction_marker import ABORT, EndTransactionMarker
 
 BATCHES_KEPT: Final = 5
 """The maximum number of requests that an idempotent producer has in flight."""
-
-SEQUENCE_MAX: Final = 0x7FFFFFFF
-NO_EPOCH: Final = -1
 
 SNAPSHOT_VERSION: Final = 1
 _HEADER: Final = struct.Struct(">hII")
@@ -197,7 +201,7 @@ class ProducerStateManager:
             )
         first: i64 = batch.base_sequence
         if epoch > entry.epoch:
-            if first != 0 and entry.epoch != NO_EPOCH:
+            if first != 0 and entry.epoch != NO_PRODUCER_EPOCH:
                 raise KafkaError(
                     f"producer {batch.producer_id} of {self.name} starts epoch {epoch} with sequence "
                     f"{first}, not 0 (the epoch before it was {entry.epoch})",
@@ -205,7 +209,7 @@ class ProducerStateManager:
                 )
             return None
         expected: i64 = self.next_sequence(batch.producer_id, epoch)
-        if first != expected and entry.epoch != NO_EPOCH:
+        if first != expected and entry.epoch != NO_PRODUCER_EPOCH:
             raise KafkaError(
                 f"producer {batch.producer_id} (epoch {epoch}) of {self.name} sent sequence {first}, "
                 f"expected {expected}: a previous batch is missing",
@@ -216,7 +220,7 @@ class ProducerStateManager:
     def next_sequence(self, producer_id: i64, epoch: i64) -> i64:
         """The expected sequence of a producer's next batch; -1 if any is valid."""
         entry = self.entries.get(producer_id)
-        if entry is None or entry.epoch == NO_EPOCH:
+        if entry is None or entry.epoch == NO_PRODUCER_EPOCH:
             return NO_SEQUENCE
         if epoch > entry.epoch:
             return 0

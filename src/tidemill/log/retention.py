@@ -1,7 +1,8 @@
 """The retention policies, which select the segments to delete.
 
-A policy gets the segments of a log as plain data, and decides for each closed one. Only a prefix of the
-oldest segments is deleted, so a segment that is kept keeps all later ones.
+A policy gets the segments of a log that have records, as plain data, and decides for each of them; the last
+may be the active one. Only a prefix of the oldest segments is deleted, so a segment that is kept keeps all
+later ones.
 :class:`~tidemill.log.log_manager.LogManager` accepts any number of policies; one of them suffices to delete a
 segment.
 
@@ -31,7 +32,7 @@ class SegmentFacts(NamedTuple):
 
 
 class Policy(Protocol):
-    """Decides for closed segments, oldest first, which are deleted."""
+    """Selects the segments to delete from those that have records, oldest first."""
 
     def __call__(
         self,
@@ -41,9 +42,7 @@ class Policy(Protocol):
         config: LogConfig,
         now_ms: int,
     ) -> Sequence[bool]:
-        """Returns one decision per segment; ``log_bytes`` counts all committed records, including the active
-        segment.
-        """
+        """Returns one decision per segment. ``log_bytes`` counts all committed records."""
 
 
 def by_time(
@@ -84,8 +83,7 @@ def expired_segments(
 ) -> int:
     """The number of oldest segments to delete now, all before the high watermark.
 
-    The active segment is deleted by time and by start offset only if it has records and none of them remains;
-    the log then rolls to a new one.
+    The active segment counts if it has records. Before its deletion, the log rolls to a new one.
     """
     facts = segment_facts(log)
     closed = len(facts) - 1

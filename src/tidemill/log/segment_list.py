@@ -79,7 +79,7 @@ class SegmentList:
                 high = middle
         return low - 1 if low > 0 else 0
 
-    # -- new segments
+    # New segments
 
     def new_segment(self, base_offset: i64) -> LogSegment:
         """Creates a segment without files, which is not in the list."""
@@ -130,7 +130,7 @@ class SegmentList:
             except OSError:
                 continue
 
-    # -- truncation and removal
+    # Truncation and removal
 
     def begin_empty(self, base_offset: i64) -> None:
         """Replaces all segments with a new one without files."""
@@ -175,7 +175,7 @@ class SegmentList:
         for segment in self.all:
             segment.close_handlers()
 
-    # -- compaction
+    # Compaction
 
     def begin_swap(self, old: list[int], size: i64) -> SegmentSwap | None:
         """Begins to replace the segments with base offsets ``old`` by a cleaned one of ``size`` bytes.
@@ -238,7 +238,7 @@ class SegmentList:
             place += 1
         return at
 
-    # -- reading
+    # Reading
 
     def read(
         self, offset: i64, bytes_max: i64, limit_offset: i64, end_offset: i64, whole_first: bool

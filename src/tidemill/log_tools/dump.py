@@ -37,6 +37,7 @@ from tidemill.log_tools.java_text import java_text
 from tidemill.model.errors import ConfigError, StorageError
 from tidemill.model.system_interfaces import File, Files
 from tidemill.records.batch import CURRENT_MAGIC, NO_PRODUCER_ID
+from tidemill.records.varint import INT64_MAX
 
 CONTROL_NAMES: Final = {
     2: "LEADER_CHANGE",
@@ -45,7 +46,6 @@ CONTROL_NAMES: Final = {
     5: "KRAFT_VERSION",
     6: "KRAFT_VOTERS",
 }
-_OFFSET_MAX: Final = 0x7FFFFFFFFFFFFFFF
 HOLES: Final = "Non-consecutive offsets in {}"
 """The heading for gaps that compaction leaves: no damage."""
 _NOT_FOUND: Final = "The following indexed offsets are not found in :{}"
@@ -206,7 +206,7 @@ def _sanity(files: Files, path: str) -> str:
             return f"{path} is empty."
     else:
         base = offset_of(name, TIME_INDEX)
-        damage = TimeIndex(files, path, base, files.size(path)).damage(_OFFSET_MAX)
+        damage = TimeIndex(files, path, base, files.size(path)).damage(INT64_MAX)
     if damage:
         raise StorageError(f"{path}: {damage}; the next start rebuilds it from the log")
     return f"{path} passed sanity check."

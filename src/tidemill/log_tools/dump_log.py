@@ -8,7 +8,7 @@ from typing import Any, Final
 from tidemill.log.batch_scan import BatchScan
 from tidemill.model.errors import KafkaError
 from tidemill.model.system_interfaces import Files
-from tidemill.records.batch import CURRENT_MAGIC, NO_COMPRESSION, Batch, check_crc, parse_batch
+from tidemill.records.batch import CURRENT_MAGIC, NO_COMPRESSION, SEQUENCE_MAX, Batch, check_crc, parse_batch
 from tidemill.records.compression import CODEC_NAMES
 from tidemill.records.end_transaction_marker import (
     ABORT,
@@ -155,7 +155,7 @@ def _messages(entry: Entry, unpacked_bytes_max: int) -> Iterator[Entry]:
 def _record_entry(batch: Batch, record: Record) -> dict[str, Any]:
     sequence = -1
     if batch.base_sequence >= 0:
-        sequence = (int(batch.base_sequence) + record.offset - int(batch.base_offset)) & 0x7FFFFFFF
+        sequence = (int(batch.base_sequence) + record.offset - int(batch.base_offset)) & SEQUENCE_MAX
     entry: dict[str, Any] = {
         "kind": "record",
         "magic": int(batch.magic),

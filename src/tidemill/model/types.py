@@ -6,6 +6,8 @@ from typing import Final, NamedTuple
 
 NO_OFFSET: Final = -1
 """An unknown offset."""
+NO_BROKER: Final = -1
+"""No broker: the leader of a partition without one, or an unknown controller."""
 ZERO_ID: Final = b"\x00" * 16
 """A topic id that identifies no topic."""
 

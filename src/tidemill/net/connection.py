@@ -122,17 +122,17 @@ class FrameHandler:
 
 
 class Stopwatch:
-    """Passes the seconds from ``started`` until a response is complete to ``note``."""
+    """Passes the seconds from ``started`` until a response is complete to ``record``."""
 
-    __slots__ = ("note", "started")
+    __slots__ = ("record", "started")
 
-    def __init__(self, note: Callable[[float], None], started: float) -> None:
-        self.note = note
+    def __init__(self, record: Callable[[float], None], started: float) -> None:
+        self.record = record
         self.started: float = started
 
     def stop(self) -> None:
         """Called when the response is complete."""
-        self.note(perf_counter() - self.started)
+        self.record(perf_counter() - self.started)
 
 
 class PendingResponse:

@@ -2,8 +2,8 @@
 
 A connection has three parts that change state on their own:
 
-- input: whether the socket is read, and what keeps it from being read;
-- output: whether bytes wait to be sent, and for what;
+- input: whether the socket is read, and the reason if it is not;
+- output: whether bytes wait to be sent, and the event that they wait for;
 - dispatch: whether the received frames are being handed to the handler.
 
 The numbers of the states are ordered, and connections compare them:

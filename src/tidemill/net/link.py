@@ -50,8 +50,6 @@ RECEIVE_BYTES_MIN = 16 * 1024
 RECEIVE_BYTES_MAX = 1024 * 1024
 """The sizes of one receive. The second limits the memory that is allocated for an announced size."""
 _SIZE = struct.Struct(">i")
-_HEADER = struct.Struct(">ihhih")
-"""Size, API key, API version, correlation id, length of the client id."""
 
 ResponseT = TypeVar("ResponseT", bound=Struct)
 
@@ -128,7 +126,6 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._socket = sock
         self._client_id = client_id
-        self._client = client_id.encode() + b"\0"
         self._correlation_id = 0
         self._pending: deque[_PendingRequest | _PendingSend] = deque()
         self._unsent = bytearray()
@@ -252,9 +249,7 @@ class Link:
         self._pending.append(_PendingSend(key, correlation_id, handler, timeout_s, deadline_s))
         if self._deadline_timer is None:
             self._deadline_timer = self._loop.call_at(deadline_s, self._check_deadline)
-        client = self._client
-        size = _HEADER.size - _SIZE.size + len(client) + len(body)
-        self._send_bytes(_HEADER.pack(size, key, version, correlation_id, len(client) - 1) + client + body)
+        self._send_bytes(request_head(key, version, correlation_id, self._client_id, [body]) + body)
 
     def _check_deadline(self) -> None:
         """Closes the link if the oldest request of :meth:`send` has timed out: responses arrive in order."""

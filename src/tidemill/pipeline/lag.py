@@ -28,8 +28,9 @@ from tidemill.model.errors import ConfigError, TidemillError
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.batch_planning import Offsets
 from tidemill.pipeline.connect import open_cluster
-from tidemill.pipeline.options import LATEST, client_options
+from tidemill.pipeline.options import client_options
 from tidemill.pipeline.stream_offsets import BadPosition, StreamPosition, parse_position
+from tidemill.wire.list_offset_timestamps import LATEST
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import (

@@ -13,8 +13,9 @@ from tidemill.model.similar_names import did_you_mean
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.batch_planning import ClusterView, Offsets
 from tidemill.pipeline.cluster import Cluster
-from tidemill.pipeline.options import EARLIEST, LATEST, Bound, SourceOptions
+from tidemill.pipeline.options import Bound, SourceOptions
 from tidemill.pipeline.stream_offsets import describe_partitions
+from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from tidemill.client.range_reader import TopicView

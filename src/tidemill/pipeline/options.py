@@ -31,12 +31,7 @@ from tidemill.model.os_error_texts import fault_of
 from tidemill.model.secrets import Settings, shown
 from tidemill.model.similar_names import did_you_mean
 from tidemill.model.types import TopicPartition
-
-EARLIEST = -2
-"""As an offset: the first existing record (Kafka's number for it in ListOffsets)."""
-
-LATEST = -1
-"""As an offset: after the last record."""
+from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 
 BATCH_ROWS = 131_072
 BATCH_BYTES = 16 * 1024 * 1024
@@ -272,13 +267,13 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
 class _Options:
     """The given options, by case-insensitive name."""
 
-    def __init__(self, options: Mapping[str, str], known: tuple[str, ...], doing: str) -> None:
+    def __init__(self, options: Mapping[str, str], known: tuple[str, ...], operation: str) -> None:
         self._values = {str(name).lower(): str(value) for name, value in options.items()}
         names = {name.lower(): name for name in known}
         for name, value in options.items():
             if name.lower() in names or name.lower().startswith("kafka."):
                 continue
-            raise ConfigError(_unknown(name, value, known, doing))
+            raise ConfigError(_unknown(name, value, known, operation))
 
     def __contains__(self, name: str) -> bool:
         return name.lower() in self._values
@@ -329,17 +324,17 @@ def parse_duration(name: str, text: str) -> float:
     return int(match.group(1)) * DURATION_UNITS[match.group(2)]
 
 
-def _unknown(name: str, value: str, known: tuple[str, ...], doing: str) -> str:
+def _unknown(name: str, value: str, known: tuple[str, ...], operation: str) -> str:
     given = f"option {name}={shown(name, value)}"
     if name.lower() == "path":
-        wanted = "subscribe, subscribePattern or assign" if doing == "reading" else "topic"
+        wanted = "subscribe, subscribePattern or assign" if operation == "reading" else "topic"
         return f"{given}: tidemill has topics, not paths; set the option {wanted}"
     if name.lower() in {other.lower() for other in SOURCE_OPTIONS + SINK_OPTIONS}:
-        return f"{given} has no effect for {doing}; allowed are {', '.join(known)} and kafka.*"
+        return f"{given} has no effect for {operation}; allowed are {', '.join(known)} and kafka.*"
     if name.lower().startswith(("sasl.", "ssl.", "security.")):
         return f"{given} is unknown; did you mean kafka.{name.lower()}?"
     hint = did_you_mean(name, known) or "."
-    return f"{given} is unknown{hint} Allowed for {doing} are {', '.join(known)} and kafka.*"
+    return f"{given} is unknown{hint} Allowed for {operation} are {', '.join(known)} and kafka.*"
 
 
 def _refuse_out_of_place(given: _Options, streaming: bool) -> None:

@@ -16,8 +16,9 @@ from tidemill.pipeline.cluster import Cluster
 from tidemill.pipeline.columns import BatchBuilder, requested_columns
 from tidemill.pipeline.connect import open_cluster, pooled_cluster
 from tidemill.pipeline.offset_ranges import is_gone, read_view, report_losses, resolve_bound
-from tidemill.pipeline.options import EARLIEST, SourceOptions
+from tidemill.pipeline.options import SourceOptions
 from tidemill.pipeline.worker_process import prepare_for_next_task
+from tidemill.wire.list_offset_timestamps import EARLIEST
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -90,6 +90,8 @@ NO_PRODUCER_EPOCH: Final = -1
 NO_SEQUENCE: Final = -1
 NO_TIMESTAMP: Final = -1
 
+SEQUENCE_MAX: Final = 0x7FFFFFFF
+
 _BASE_OFFSET_MAX: Final = 0x7FFFFFFF00000000
 
 
@@ -154,7 +156,7 @@ class Batch:
         """The last record's sequence number, which wraps from 2^31 - 1 to 0; -1 without idempotence."""
         if self.base_sequence < 0:
             return NO_SEQUENCE
-        return (self.base_sequence + self.last_offset_delta) & 0x7FFFFFFF
+        return (self.base_sequence + self.last_offset_delta) & SEQUENCE_MAX
 
     @property
     def end(self) -> i64:
@@ -202,6 +204,11 @@ def parse_batch(data: bytes, position: i64, end: i64) -> Batch:
     ):
         raise _wrong_counts(batch)
     return batch
+
+
+def size_of_batch(data: bytes, position: i64 = 0) -> i64:
+    """Returns the size of the batch or entry at ``position``, of which ``data`` has 12 bytes at least."""
+    return i64(read_i32_be(data, position + LENGTH)) + LOG_OVERHEAD
 
 
 def whole_batch_size(data: bytes, position: i64, end: i64) -> i64:

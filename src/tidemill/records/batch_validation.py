@@ -29,7 +29,8 @@ from tidemill.records.batch import (
 )
 from tidemill.records.builder import with_max_timestamp
 from tidemill.records.compression import unpacked_bytes_bound
-from tidemill.records.record_cursor import INT64_MAX, INT64_MIN, BatchCursor
+from tidemill.records.record_cursor import BatchCursor
+from tidemill.records.varint import INT64_MAX, INT64_MIN
 
 NO_KEY: Final = "this topic is compacted: a record needs a key"
 

@@ -163,20 +163,50 @@ def is_costly_for_storage(data: bytes, position: i64, end: i64, target_magic: i6
                 return is_costly(batch)
             if target_magic < CURRENT_MAGIC and batch.record_count > COSTLY_MESSAGES:
                 return True
-            bound = unpacked_bytes_bound(batch.codec, data, batch.position + RECORDS, batch.end)
+            bound = _unpacked_bytes_max(data, position, end)
             return _is_costly_to_pack(bound, NO_COMPRESSION if same else codec)
-        bytes_max: i64 = end - position
         entry = parse_entry(data, position, end, False)
         if entry.codec == GZIP and entry.size > COSTLY_GZIP_BYTES:
             return True
-        if entry.codec != NO_COMPRESSION:
-            bytes_max = unpacked_bytes_bound(
-                entry.codec, data, entry.value_position, entry.value_position + entry.value_length
-            )
+        bytes_max = _unpacked_bytes_max(data, position, end)
         wanted: i64 = entry.codec if codec == KEEP_CODEC else codec
         return bytes_max // ENTRY_BYTES_MIN_V0 > COSTLY_MESSAGES or _is_costly_to_pack(bytes_max, wanted)
     except KafkaError:
         return False
+
+
+def unpacked_bytes_max(data: bytes, bytes_max: i64) -> i64:
+    """Returns an upper bound of the unpacked size of the whole batches in ``data``.
+
+    Counts no further batches once the sum is above ``bytes_max``, and none after an invalid one, which the
+    conversion refuses at once.
+    """
+    total: i64 = 0
+    position: i64 = 0
+    end: i64 = len(data)
+    try:
+        while total <= bytes_max:
+            size: i64 = whole_batch_size(data, position, end)
+            if size == 0:
+                break
+            total += _unpacked_bytes_max(data, position, position + size)
+            position += size
+    except KafkaError:
+        return total
+    return total
+
+
+def _unpacked_bytes_max(data: bytes, position: i64, end: i64) -> i64:
+    """Returns an upper bound of the unpacked size of the batch or message set ``data[position:end]``."""
+    if data[position + MAGIC] >= CURRENT_MAGIC:
+        batch = parse_batch(data, position, end)
+        return unpacked_bytes_bound(batch.codec, data, position + RECORDS, batch.end)
+    entry = parse_entry(data, position, end, False)
+    if entry.codec == NO_COMPRESSION:
+        return end - position
+    return unpacked_bytes_bound(
+        entry.codec, data, entry.value_position, entry.value_position + entry.value_length
+    )
 
 
 def _is_costly_to_pack(bytes_max: i64, codec: i64) -> bool:

@@ -52,7 +52,7 @@ from tidemill.records.batch import (
 )
 from tidemill.records.compression import decompress_range
 from tidemill.records.legacy_formats import ENTRY_BYTES_MIN_V0, Entry, parse_entry, unpack_entry
-from tidemill.records.varint import read_varint, read_varlong
+from tidemill.records.varint import INT64_MAX, INT64_MIN, read_varint, read_varlong
 
 RECORD_LENGTH_MIN: Final = 6
 HEADER_BYTES_MIN: Final = 2
@@ -61,8 +61,6 @@ NO_TIMESTAMP_TYPE: Final = -1
 CREATE_TIME: Final = 0
 APPEND_TIME: Final = 1
 
-INT64_MAX: Final = 0x7FFFFFFFFFFFFFFF
-INT64_MIN: Final = -INT64_MAX - 1
 INT61_MAX: Final = 0x0FFFFFFFFFFFFFFF
 """Below the size from which the compiler keeps a constant as an object."""
 

@@ -23,6 +23,9 @@ from mypy_extensions import i64
 
 from tidemill.model.errors import InvalidRecord
 
+INT64_MAX: Final = 0x7FFFFFFFFFFFFFFF
+INT64_MIN: Final = -INT64_MAX - 1
+
 VARINT_BYTES_MAX: Final = 5
 VARLONG_BYTES_MAX: Final = 10
 

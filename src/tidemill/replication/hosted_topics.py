@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
-from mypy_extensions import i32
+from mypy_extensions import i32, i64
 
 from tidemill.log.log_config import LogConfig
 from tidemill.replication.message_format import message_format_of, validation_limits_of
@@ -25,17 +24,21 @@ def counters_of(partition: Partition) -> tuple[int, ...]:
     )
 
 
-def apply_topic_config(partitions: Iterable[Partition | None], config: LogConfig, now_ms: int) -> None:
-    """Applies the configuration of a topic to its ``partitions``; None is one without a replica here."""
-    limits = validation_limits_of(config)
-    message_format = message_format_of(config)
-    for partition in partitions:
-        if partition is not None:
-            partition.validation_limits = limits
-            partition.message_format = message_format
-            partition.set_min_insync_replicas(config.min_insync_replicas, now_ms)
-            partition.log.set_config(config)
-            partition.flush_if_due()
+class TopicSettings:
+    """The configuration of a topic, and the objects made from it that its partitions share."""
+
+    def __init__(self, config: LogConfig) -> None:
+        self._config = config
+        self._limits = validation_limits_of(config)
+        self._message_format = message_format_of(config)
+
+    def apply(self, partition: Partition, now_ms: i64) -> None:
+        """Applies the configuration to a partition of the topic."""
+        partition.validation_limits = self._limits
+        partition.message_format = self._message_format
+        partition.set_min_insync_replicas(self._config.min_insync_replicas, now_ms)
+        partition.log.set_config(self._config)
+        partition.flush_if_due()
 
 
 class TopicEntry:

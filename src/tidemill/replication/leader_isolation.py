@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import logging
 
+from tidemill.model.types import NO_BROKER
 from tidemill.replication.partition import Partition
 from tidemill.replication.partition_state import PartitionState
 from tidemill.replication.replica_manager import ReplicaManager
 
 logger = logging.getLogger("tidemill.replication")
-
-NOBODY = -1
 
 
 class StoreIsolation:
@@ -46,7 +45,7 @@ class StoreIsolation:
         """Leads the partitions again that the controller has not given to others: the session is alive."""
         left, self._left = self._left, {}
         for partition, state in left.items():
-            if PartitionState.of(partition) == state._replace(leader=NOBODY):
+            if PartitionState.of(partition) == state._replace(leader=NO_BROKER):
                 self._partitions.isr_changed(partition, state)
 
     def clear(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -12,12 +12,13 @@ from tidemill.log.errors import DiskFull, is_transient
 from tidemill.log.flush_job import FlushJob
 from tidemill.log.log import Log
 from tidemill.log.log_manager import LogManager
-from tidemill.model.counters import TimeHistogram
 from tidemill.model.errors import StorageError
 from tidemill.model.system_interfaces import Clock
 from tidemill.model.task_set import TaskSet
+from tidemill.model.time_histogram import TimeHistogram
 from tidemill.replication.checkpoint_writer import Checkpoints
 from tidemill.replication.full_disk_reports import FullDiskLog
+from tidemill.replication.log_failure_handler import LogFailureHandler
 from tidemill.replication.partition import Partition
 
 Result = TypeVar("Result")
@@ -37,9 +38,8 @@ class LogFlusher:
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
         syncers: Executor,
-        failed: Callable[[Log, StorageError], None],
+        failures: LogFailureHandler,
     ) -> None:
-        """``failed`` is called with each log whose sync failed."""
         self.times = TimeHistogram()
         """The duration of syncs."""
         self.under_way = TaskSet(loop)
@@ -50,7 +50,7 @@ class LogFlusher:
         self._clock = clock
         self._loop = loop
         self._syncers = syncers
-        self._failed = failed
+        self._failures = failures
         self._syncing: dict[Log, asyncio.Future[None]] = {}
 
     def begin(self, partition: Partition) -> None:
@@ -69,7 +69,7 @@ class LogFlusher:
                 # A truncation or checkpoint without disk space is retried later. A failed sync is not
                 # repeated.
                 if not is_transient(problem) and not isinstance(problem, DiskFull):
-                    self._failed(one, problem)
+                    self._failures.sync_failed(one, problem)
                     return
                 self._full_disks.flush_failed(one.topic_partition, problem)
                 await asyncio.sleep(RETRY_S)
@@ -111,7 +111,7 @@ class LogFlusher:
         except DiskFull as problem:
             # Its data may be lost, unlike that of a truncation or checkpoint without space.
             raise StorageError(str(problem)) from problem
-        self.times.note(self._clock.monotonic() - began)
+        self.times.record(self._clock.monotonic() - began)
 
     async def flush_due(self) -> None:
         """Syncs the logs whose ``flush.ms`` has passed, rolled segments, and logs with many unsynced bytes.
@@ -136,6 +136,6 @@ class LogFlusher:
                 await self._run(job)
                 one.finish_flush(job, self._clock.wall_ms())
         except StorageError as problem:
-            self._failed(one, problem)
+            self._failures.sync_failed(one, problem)
             return False
         return True

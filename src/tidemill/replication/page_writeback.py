@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 
 from tidemill.log.errors import is_transient, storage_error
 from tidemill.log.log import Log
-from tidemill.model.errors import StorageError
+from tidemill.replication.log_failure_handler import LogFailureHandler
 from tidemill.replication.partition import Partition
 
 logger = logging.getLogger("tidemill.replication")
@@ -35,15 +35,14 @@ class WriteBack:
         self,
         loop: asyncio.AbstractEventLoop,
         writers: Executor,
-        failed: Callable[[Log, StorageError], None],
+        failures: LogFailureHandler,
     ) -> None:
-        """``failed`` is called with each log whose write-back failed."""
         self.under_way: set[asyncio.Future[None]] = set()
         self.listeners: list[Callable[[bool], None]] = []
         """Called with True when the disk falls behind, with False when it has caught up."""
         self._loop = loop
         self._writers = writers
-        self._failed = failed
+        self._failures = failures
         self._written_to: dict[str, int] = {}
         self._unwritten_bytes = 0
         self._congested = False
@@ -74,7 +73,7 @@ class WriteBack:
             if is_transient(failure):
                 logger.debug("%s; the next sync writes it", failure)
             else:
-                self._failed(one, failure)
+                self._failures.sync_failed(one, failure)
         elif problem is not None:
             logger.error("internal error in the write-back of %s", one.directory, exc_info=problem)
         self._notify_congestion()

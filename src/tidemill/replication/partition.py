@@ -206,10 +206,7 @@ class Partition(WatchedPartition):
 
         A follower serves them as well as the leader (KIP-392).
         """
-        if self.offline_reason:
-            raise KafkaError(self.offline_reason, ErrorCode.KAFKA_STORAGE_ERROR)
-        if self.deleted:
-            raise KafkaError(f"{self.topic}-{self.index} was deleted", ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        self.check_here()
         if self.leader < 0:
             # This broker may have led until now, and have shown consumers more than it knows to be committed.
             raise self._not_leader_error()
@@ -220,13 +217,12 @@ class Partition(WatchedPartition):
         if self.offline_reason:
             raise KafkaError(self.offline_reason, ErrorCode.KAFKA_STORAGE_ERROR)
         if self.deleted:
-            raise KafkaError(f"{self.topic}-{self.index} was deleted", ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            raise self._not_leader_error()
 
     def check_leader(self, current_epoch: i64) -> None:
         """Raises an error unless this broker leads, with the client's leader epoch (-1: none)."""
-        if self.offline_reason:
-            raise KafkaError(self.offline_reason, ErrorCode.KAFKA_STORAGE_ERROR)
-        if self.leader != self.node_id or self.deleted:
+        self.check_here()
+        if self.leader != self.node_id:
             raise self._not_leader_error()
         self._check_epoch(current_epoch)
 

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from tidemill.log.errors import DiskFull, is_transient
-from tidemill.log.log import Log
 from tidemill.log.log_dir_move import LogDirMove, begin_move, interrupted_moves, remove_move_mark
 from tidemill.log.log_manager import LogManager
 from tidemill.model.errors import KafkaError, StorageError
@@ -23,6 +22,7 @@ from tidemill.model.types import TopicPartition
 from tidemill.replication.checkpoint_writer import Checkpoints
 from tidemill.replication.full_disk_reports import FullDiskLog
 from tidemill.replication.hosted_topics import TopicTable
+from tidemill.replication.log_failure_handler import LogFailureHandler
 from tidemill.replication.replication_quota import Turns
 
 logger = logging.getLogger("tidemill.replication")
@@ -49,18 +49,16 @@ class ReplicaAlterLogDirs:
         full_disks: FullDiskLog,
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
-        sync_failed: Callable[[Log, StorageError], None],
-        storage_failed: Callable[[Log, StorageError], None],
+        failures: LogFailureHandler,
     ) -> None:
-        """``sync_failed`` handles a failed sync of a future log, ``storage_failed`` its other failures."""
+        """``failures`` handles those of future logs."""
         self._logs = logs
         self._topics = topics
         self._checkpoints = checkpoints
         self._full_disks = full_disks
         self._clock = clock
         self._loop = loop
-        self._sync_fault = sync_failed
-        self._storage_fault = storage_failed
+        self._failures = failures
         self.full_retry_s = FULL_RETRY_S
         self.piece_bytes = PIECE_BYTES
         self.moves: dict[TopicPartition, LogDirMove] = {}
@@ -130,7 +128,7 @@ class ReplicaAlterLogDirs:
             move.remove_unsynced(self._clock.wall_ms())
         except StorageError as problem:
             # After a clean shutdown the next start would continue the copy.
-            self._storage_fault(move.future_log, problem)
+            self._failures.storage_failed(move.future_log, problem)
 
     async def _try(self, move: LogDirMove) -> bool:
         """Runs a move when it is its turn. Returns False if it needs a retry for lack of disk space."""
@@ -222,7 +220,7 @@ class ReplicaAlterLogDirs:
         if not is_transient(problem):
             move.mark_sync_failed()
         if not isinstance(problem, DiskFull):
-            self._sync_fault(move.future_log, problem)
+            self._failures.sync_failed(move.future_log, problem)
 
     async def _replace_log(self, move: LogDirMove) -> None:
         """Replaces the log in one turn of the event loop, then removes the old directory."""
@@ -252,7 +250,7 @@ class ReplicaAlterLogDirs:
         try:
             await self._in_thread(move.sync_target)
         except StorageError as problem:
-            self._sync_fault(move.future_log, problem)
+            self._failures.sync_failed(move.future_log, problem)
             raise
 
     async def _in_thread(self, do: Callable[..., object], *arguments: object) -> None:

@@ -20,6 +20,7 @@ Source: KIP-101, KIP-279, KIP-595 (epochs in Fetch), KIP-227 (sessions).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from mypy_extensions import i16, i32, i64, mypyc_attr
@@ -93,8 +94,8 @@ class FetchOutcome(NamedTuple):
     ``session_error``: the error of a request without a session.
     """
 
-    failures: list[PartitionFailure]
-    out_of_range: list[Partition]
+    failures: Sequence[PartitionFailure] = ()
+    out_of_range: Sequence[Partition] = ()
     session_error: ErrorCode | None = None
 
 
@@ -142,11 +143,11 @@ class FollowedPartition:
 
 
 class PendingFetch:
-    """A request in flight."""
+    """A request in flight, immutable."""
 
     def __init__(self, number: i64, session_id: i32) -> None:
-        self.number: i64 = number
-        self.session_id: i32 = session_id
+        self.number: Final[i64] = number
+        self.session_id: Final[i32] = session_id
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -297,7 +298,9 @@ class ReplicaFetcher:
                 self._delay(followed, now_ms, min(int(wait_s * 1000) + 1, QUOTA_RETRY_MS_MAX))
 
     def retry_delay_ms(self, now_ms: i64) -> i64:
-        """The time until the first delayed partition can be fetched again."""
+        """The longest useful wait: until the first delayed partition is due, at most the longer one of the
+        backoff and the wait of a fetch; :data:`PENDING_SYNC_WAIT_MS` while a partition waits for a sync.
+        """
         soonest: i64 = self._backoff_ms if self._backoff_ms > self._wait_ms else self._wait_ms
         for followed in self._delayed.values():
             for_ms: i64 = followed.delayed_until_ms - now_ms
@@ -350,32 +353,34 @@ class ReplicaFetcher:
             if pending.session_id != 0:
                 return None
             # The leader has not just forgotten a session: a request at once would get the same error.
-            return FetchOutcome([], [], ErrorCode.of(int(response.error)))
+            return FetchOutcome(session_error=ErrorCode.of(int(response.error)))
         if pending.session_id == 0:
             # If the leader has no room for a session, every request names all partitions.
             self._session_id = response.session_id
             self._session_epoch = 0 if response.session_id == 0 else 1
-        outcome: FetchOutcome | None = None
+        failures: list[PartitionFailure] = []
+        out_of_range: list[Partition] = []
         for found in response.partitions:
             followed = self._partitions.get((found.key, int(found.index)))
             if followed is None or not is_unchanged_since(followed, pending.number):
                 continue
+            failure: PartitionFailure | None = None
+            needs_leader_offsets = False
             if found.error == 0:
                 failure = self._process_partition_data(followed, found, data, now_ms, wall_ms)
-                lacks_epoch: bool = found.diverging_end >= 0 and followed.partition.log.lacks_epoch
-                if failure is None and not lacks_epoch:
-                    continue
-                if outcome is None:
-                    outcome = FetchOutcome([], [])
-                if failure is not None:
-                    outcome.failures.append(failure)
-                else:
-                    self._request_leader_offsets(followed, now_ms, outcome)
-                continue
-            if outcome is None:
-                outcome = FetchOutcome([], [])
-            self._process_error(followed, found, now_ms, outcome)
-        return outcome
+                needs_leader_offsets = (
+                    found.diverging_epoch is not None and followed.partition.log.lacks_epoch
+                )
+            elif int(found.error) == ErrorCode.OFFSET_OUT_OF_RANGE:
+                needs_leader_offsets = True
+            else:
+                failure = self._process_error(followed, int(found.error), now_ms)
+            if failure is not None:
+                failures.append(failure)
+            elif needs_leader_offsets:
+                out_of_range.append(followed.partition)
+                self._await_leader_offsets(followed, now_ms)
+        return FetchOutcome(failures, out_of_range) if failures or out_of_range else None
 
     def on_disconnect(self) -> None:
         """Drops the requests in flight: the next request begins another session."""
@@ -432,23 +437,14 @@ class ReplicaFetcher:
             followed.out_of_range_end = NO_OFFSET
             self._delay(followed, now_ms, self._backoff_ms)
 
-    def _process_error(
-        self, followed: FollowedPartition, found: FetchedPartition, now_ms: i64, outcome: FetchOutcome
-    ) -> None:
-        partition = followed.partition
-        code = int(found.error)
-        if code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            self._request_leader_offsets(followed, now_ms, outcome)
-            return
-        text = f"the leader returned {ErrorCode.name_of(code)}"
-        outcome.failures.append(PartitionFailure(partition, text, None, code in TRANSIENT))
+    def _process_error(self, followed: FollowedPartition, code: int, now_ms: i64) -> PartitionFailure:
+        """Delays the partition after an error of the leader."""
         self._delay(followed, now_ms, METADATA_RETRY_MS if code in METADATA_ERRORS else self._backoff_ms)
+        name = ErrorCode.name_of(code)
+        return PartitionFailure(followed.partition, f"the leader returned {name}", None, code in TRANSIENT)
 
-    def _request_leader_offsets(
-        self, followed: FollowedPartition, now_ms: i64, outcome: FetchOutcome
-    ) -> None:
-        """Reports the partition as out of range, and delays it until the leader's offsets are known."""
-        outcome.out_of_range.append(followed.partition)
+    def _await_leader_offsets(self, followed: FollowedPartition, now_ms: i64) -> None:
+        """Delays the partition until the offsets of the leader are known."""
         self._delay(followed, now_ms, self._leader_offsets_ms)
         followed.out_of_range_end = followed.partition.log.end_offset
 
@@ -461,14 +457,15 @@ class ReplicaFetcher:
             size = int(found.end - found.start)
             self._quota.record(partition.topic, int(partition.index), size, now_ms / 1000)
         try:
-            if found.diverging_end >= 0:
-                end = truncation_offset(partition, found.diverging_epoch, found.diverging_end)
+            diverging = found.diverging_epoch
+            if diverging is not None:
+                end = truncation_offset(partition, diverging.epoch, diverging.end_offset)
                 partition.truncate_to_leader(
                     end,
                     found.log_start_offset,
                     wall_ms,
-                    f"on the leader, broker {partition.leader}, leader epoch {found.diverging_epoch} ends"
-                    f" at offset {found.diverging_end}",
+                    f"on the leader, broker {partition.leader}, leader epoch {diverging.epoch} ends"
+                    f" at offset {diverging.end_offset}",
                 )
             else:
                 partition.append_from_leader(

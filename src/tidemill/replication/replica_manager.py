@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Final
 
@@ -26,7 +26,8 @@ from tidemill.model.system_interfaces import Clock
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.replication.checkpoint_writer import Checkpoints
 from tidemill.replication.full_disk_reports import FullDiskLog
-from tidemill.replication.hosted_topics import TopicEntry, TopicTable, apply_topic_config
+from tidemill.replication.hosted_topics import TopicEntry, TopicSettings, TopicTable
+from tidemill.replication.log_failure_handler import LogFailureHandler
 from tidemill.replication.log_flusher import LogFlusher
 from tidemill.replication.log_start_checkpoint import LogStartCheckpointWriter
 from tidemill.replication.message_format import message_format_of, validation_limits_of
@@ -65,7 +66,7 @@ class ReplicaManagerListener(ABC):
         """A data directory was marked because of a failed sync."""
 
 
-class ReplicaManager(PartitionEvents):
+class ReplicaManager(PartitionEvents, LogFailureHandler):
     """The partitions with a replica on this broker."""
 
     def __init__(
@@ -85,26 +86,23 @@ class ReplicaManager(PartitionEvents):
         self.loop = loop
         self.syncers = syncers
         self.topics = TopicTable()
-        self.write_back = WriteBack(loop, writers, self.sync_failed)
+        self.write_back = WriteBack(loop, writers, self)
         self.checkpoints = Checkpoints(logs, loop, syncers)
         self.full_disks = FullDiskLog(logs.dirs, clock)
-        self.flushing = LogFlusher(
-            logs, self.checkpoints, self.full_disks, clock, loop, syncers, self.sync_failed
-        )
+        self.log_flusher = LogFlusher(logs, self.checkpoints, self.full_disks, clock, loop, syncers, self)
         self.log_start_writer = LogStartCheckpointWriter(logs, self.checkpoints, loop)
-        self.mover = ReplicaAlterLogDirs(
+        self.replica_alter_log_dirs = ReplicaAlterLogDirs(
             logs,
             self.topics,
             self.checkpoints,
             self.full_disks,
             clock,
             loop,
-            self.sync_failed,
-            self.storage_failed,
+            self,
         )
         self.leadership_listeners: list[Callable[[Partition, bool], None]] = []
         """Called with a partition and whether this broker leads it, when that changes."""
-        self.following: ReplicaFetcherPort | None = None
+        self.replica_fetcher_manager: ReplicaFetcherPort | None = None
         """None if no broker follows another."""
         self._marking: set[asyncio.Future[list[StorageError]]] = set()
         self.unsynced_logs: dict[TopicPartition, int] = {}
@@ -133,48 +131,49 @@ class ReplicaManager(PartitionEvents):
 
     # Changes
 
-    def put_topic(
+    def put_topic_in_slices(
         self,
         name: str,
         topic_id: bytes,
         internal: bool,
         states: Sequence[PartitionState],
         config: LogConfig,
-    ) -> None:
-        """Creates new partitions of a topic, and applies new states.
+        new_partitions: Container[int] = (),
+    ) -> Generator[None, None, None]:
+        """Creates missing partitions of a topic, and applies new states, with a pause before each.
 
-        Raises StorageError for a partition that cannot be created; it returns that error to clients, and the
-        other partitions are served.
+        ``new_partitions``: the partitions whose replicas are new on this broker. Raises one StorageError for
+        all partitions that cannot be created; they return their error to clients, and the other partitions
+        are served.
         """
         entry = self.topics.by_name.get(name.encode())
         if entry is not None and entry.topic_id != topic_id:
-            list(self.deleting(name, entry.topic_id))
+            yield from self.deleting(name, entry.topic_id)
             entry = None
         if entry is None:
             entry = TopicEntry(name, topic_id, internal)
+            self.topics.put(entry)
         count = max((state.partition for state in states), default=-1) + 1
         entry.partitions.extend([None] * (count - len(entry.partitions)))
+        settings = TopicSettings(config)
         failures: dict[int, StorageError] = {}
         for state in states:
             if self.node_id not in state.replicas:
                 continue
+            yield
             partition = entry.partitions[state.partition]
             if partition is None:
                 try:
-                    is_alone = state.replicas == (self.node_id,)
-                    may_replace = self._may_replace(name, state)
-                    partition = self._create_partition(entry, state.partition, config, is_alone, may_replace)
+                    is_new = state.partition in new_partitions
+                    partition = self._create_partition(entry, state, config, is_new=is_new)
                 except StorageError as problem:
                     failures[state.partition] = problem
                     partition = self._create_offline_partition(entry, state.partition, config, problem)
                 entry.partitions[state.partition] = partition
-            # Before it may lead: with a lower value it could commit records that no other replica has.
-            partition.set_min_insync_replicas(config.min_insync_replicas, self.clock.monotonic_ms())
+            # Before it may lead: with a lower min.insync.replicas it could commit records that no other
+            # replica has.
+            settings.apply(partition, self.clock.monotonic_ms())
             self._apply_newer_state(partition, state)
-        self.topics.put(entry)
-        # Not the others: a topic with many partitions arrives in parts.
-        configured = [entry.partitions[state.partition] for state in states]
-        apply_topic_config(configured, config, self.clock.monotonic_ms())
         if failures:
             raise topic_failure(name, failures)
 
@@ -185,18 +184,18 @@ class ReplicaManager(PartitionEvents):
         none, which the controller knows. A broker has no records of a topic that was created after its start.
         Otherwise the store may be wrong, for instance restored from an old copy.
         """
-        if self.following is None:
+        if self.replica_fetcher_manager is None:
             return False
         is_first = state.leader_epoch == 0 and state.partition_epoch == 0
         has_none = self.logs.dirs.may_replace(TopicPartition(topic, state.partition))
         return is_first or has_none or state.leader not in (self.node_id, -1)
 
     def _create_partition(
-        self, entry: TopicEntry, index: int, config: LogConfig, is_alone: bool, may_replace: bool
+        self, entry: TopicEntry, state: PartitionState, config: LogConfig, *, is_new: bool
     ) -> Partition:
-        key = TopicPartition(entry.name, index)
-        found = self.logs.create(key, entry.topic_id, config, self.clock.wall_ms(), is_new=False)
-        if may_replace and ZERO_ID != found.topic_id != entry.topic_id:
+        key = TopicPartition(entry.name, state.partition)
+        found = self.logs.create(key, entry.topic_id, config, self.clock.wall_ms(), is_new=is_new)
+        if self._may_replace(entry.name, state) and ZERO_ID != found.topic_id != entry.topic_id:
             aside = self.logs.set_aside(key, self.clock.wall_ms())
             logger.error(
                 "%s held a topic of this name with another id (%s, the cluster's is %s), which was deleted "
@@ -215,6 +214,7 @@ class ReplicaManager(PartitionEvents):
                 f" cluster's is {entry.topic_id.hex()}): move the directory away"
             )
         promised = self.logs.promised.pop(key, 0)
+        is_alone = state.replicas == (self.node_id,)
         if is_alone and promised > found.end_offset:  # Otherwise another replica may have the records.
             logger.warning("%s continues at offset %d: lower offsets are not assigned again", key, promised)
             found.skip_to(promised, self.clock.wall_ms())
@@ -223,7 +223,7 @@ class ReplicaManager(PartitionEvents):
         self.full_disks.report_warnings()
         partition = Partition(
             entry.name,
-            index,
+            state.partition,
             found,
             validation_limits_of(config),
             self.node_id,
@@ -293,9 +293,10 @@ class ReplicaManager(PartitionEvents):
         if partition.is_leader:
             # Other replicas follow the log in its current state, and new records are acknowledged.
             self.unsynced_logs.pop(partition.log.topic_partition, None)
-        if self.following is not None and (epoch, leader) != (partition.leader_epoch, partition.leader):
+        is_new = (epoch, leader) != (partition.leader_epoch, partition.leader)
+        if self.replica_fetcher_manager is not None and is_new:
             if partition.is_leader or partition.leader < 0:
-                self.following.remove_partition(partition)
+                self.replica_fetcher_manager.remove_partition(partition)
             else:
                 self.follow(partition)
         if led != partition.is_leader:
@@ -308,7 +309,7 @@ class ReplicaManager(PartitionEvents):
         If the log cannot be truncated, the partition is not followed, because its fetches would claim records
         that are not on disk. This is retried unless the partition gets another leader.
         """
-        if self.following is None:
+        if self.replica_fetcher_manager is None:
             return
         try:
             self._truncate_unsynced(partition)
@@ -316,14 +317,14 @@ class ReplicaManager(PartitionEvents):
             if starts.written(partition.log.topic_partition) < partition.log.start_offset:
                 # A power failure could restore a lower log start offset.
                 partition.save_log_start_offset()
-            self.following.add_partition(partition)
+            self.replica_fetcher_manager.add_partition(partition)
         except StorageError as problem:
-            self.following.remove_partition(partition)
+            self.replica_fetcher_manager.remove_partition(partition)
             self.on_storage_error(partition, problem)
             self.loop.call_later(FOLLOW_RETRY_S, self._retry_follow, partition, _leader_of(partition))
 
     def _retry_follow(self, partition: Partition, leader: tuple[int, int]) -> None:
-        is_gone = partition.is_offline or partition.deleted or self.flushing.stopping
+        is_gone = partition.is_offline or partition.deleted or self.log_flusher.stopping
         if not is_gone and leader == _leader_of(partition):
             self.follow(partition)
 
@@ -392,7 +393,9 @@ class ReplicaManager(PartitionEvents):
         entry = self.topics.by_name.get(name.encode())
         if entry is None:
             return
-        apply_topic_config(entry.partitions, config, self.clock.monotonic_ms())
+        settings = TopicSettings(config)
+        for partition in filter(None, entry.partitions):
+            settings.apply(partition, self.clock.monotonic_ms())
 
     def deleting(self, name: str, topic_id: bytes, partition_count: int = 0) -> Iterator[None]:
         """Removes a topic, with a pause for each log; the files are removed later. Raises StorageError.
@@ -427,8 +430,8 @@ class ReplicaManager(PartitionEvents):
     def _delete(self, partition: Partition) -> None:
         led = partition.is_leader
         partition.delete()
-        if self.following is not None:
-            self.following.remove_partition(partition)
+        if self.replica_fetcher_manager is not None:
+            self.replica_fetcher_manager.remove_partition(partition)
         if led:
             for listener in self.leadership_listeners:
                 listener(partition, False)
@@ -447,7 +450,7 @@ class ReplicaManager(PartitionEvents):
 
     def flush_requested(self, partition: Partition) -> None:
         """Syncs the log of ``partition`` in a thread, then notifies it."""
-        self.flushing.begin(partition)
+        self.log_flusher.begin(partition)
 
     def sync_failed(self, one: Log, problem: StorageError) -> None:
         """Takes the data directory offline, unless the log was deleted meanwhile.
@@ -520,8 +523,8 @@ class ReplicaManager(PartitionEvents):
     def _mark_offline(self, partition: Partition, reason: str) -> None:
         led = partition.is_leader and not partition.is_offline
         partition.mark_offline(reason)
-        if self.following is not None:
-            self.following.remove_partition(partition)
+        if self.replica_fetcher_manager is not None:
+            self.replica_fetcher_manager.remove_partition(partition)
         if led:
             for listener in self.leadership_listeners:
                 listener(partition, False)
@@ -609,10 +612,10 @@ class ReplicaManager(PartitionEvents):
 
     async def stop(self) -> None:
         """Waits for flushes and checkpoints in progress, and interrupts moves."""
-        self.flushing.stopping = True
+        self.log_flusher.stopping = True
         self.log_start_writer.stop()
-        await self.mover.stop()
-        tasks = self.flushing.under_way | self.write_back.under_way | self.checkpoints.under_way
+        await self.replica_alter_log_dirs.stop()
+        tasks = self.log_flusher.under_way | self.write_back.under_way | self.checkpoints.under_way
         await asyncio.gather(*tasks, return_exceptions=True)
         # The failed syncs among these tasks have started to mark their directories.
         await asyncio.gather(*self._marking, return_exceptions=True)

@@ -33,25 +33,25 @@ class PartitionTotals:
         self.at_min_isr = 0
         self.offline_replicas: set[tuple[str, int]] = set()
         self.offline = 0
-        self.moving = 0
-        self.led_elsewhere = 0
-        self.waiting_appends = 0
+        self.reassigning = 0
+        self.preferred_replica_imbalance = 0
+        self.delayed_produces = 0
         self.lag_max = 0
 
-    def add(self, one: Partition) -> None:
+    def add(self, partition: Partition) -> None:
         """Adds a partition to the totals."""
         self.partitions += 1
-        self.leaders += one.is_leader
-        self.under_replicated += one.is_under_replicated
-        if one.is_leader and one.is_under_min_isr:
-            self.under_min_isr.append((one.topic, int(one.index)))
-        elif one.is_leader and len(one.isr) == one.effective_min_isr:
+        self.leaders += partition.is_leader
+        self.under_replicated += partition.is_under_replicated
+        if partition.is_leader and partition.is_under_min_isr:
+            self.under_min_isr.append((partition.topic, int(partition.index)))
+        elif partition.is_leader and len(partition.isr) == partition.effective_min_isr:
             self.at_min_isr += 1
-        self.waiting_appends += one.delayed.append_count
-        if one.is_offline:
-            self.offline_replicas.add((one.topic, int(one.index)))
+        self.delayed_produces += partition.delayed.append_count
+        if partition.is_offline:
+            self.offline_replicas.add((partition.topic, int(partition.index)))
         else:
-            self.lag_max = max(self.lag_max, int(one.lag_max))
+            self.lag_max = max(self.lag_max, int(partition.lag_max))
 
 
 def families(server: BrokerServer) -> Iterator[Family | None]:
@@ -61,13 +61,13 @@ def families(server: BrokerServer) -> Iterator[Family | None]:
     yield from _requests(server)
     yield from _topics(server, totals)
     yield from _metadata(server, totals)
-    yield from _waiting(server, totals)
+    yield from _delayed_operations(server, totals)
     yield from _cluster(server, totals)
     yield from _min_isr(totals)
     yield from _store(server)
     yield from _directories(server)
     yield from _reassignments(server, totals)
-    yield from _compaction(server)
+    yield from _log_cleaner(server)
 
 
 def _connections(server: BrokerServer) -> Iterator[Family]:
@@ -174,27 +174,27 @@ def _topics(server: BrokerServer, totals: PartitionTotals) -> Iterator[Family | 
 
 
 def _metadata(server: BrokerServer, totals: PartitionTotals) -> Iterator[Family | None]:
-    """Counts offline partitions; on the controller also moving and imbalanced partitions."""
+    """Counts offline partitions; on the controller also reassigned and imbalanced partitions."""
     is_controller = server.broker.controller.is_active
     seen = 0
     for topic in list(server.broker.metadata_cache.topics.values()):
         for one in topic.partitions:
             totals.offline += one.leader < 0 or (topic.name, one.partition) in totals.offline_replicas
             if is_controller:
-                totals.moving += one.is_moving
-                totals.led_elsewhere += [one.leader] != one.replicas[:1]
+                totals.reassigning += one.is_reassigning
+                totals.preferred_replica_imbalance += [one.leader] != one.replicas[:1]
             seen += 1
             if seen % METADATA_A_TURN == 0:
                 yield None
 
 
-def _waiting(server: BrokerServer, totals: PartitionTotals) -> Iterator[Family]:
-    waiting = gauge(
-        "tidemill_waiting_requests", "Delayed requests: Produce waits for replicas, Fetch for data."
+def _delayed_operations(server: BrokerServer, totals: PartitionTotals) -> Iterator[Family]:
+    delayed = gauge(
+        "tidemill_delayed_operations", "Delayed requests: Produce waits for replicas, Fetch for data."
     )
-    waiting.add(totals.waiting_appends, api="Produce")
-    waiting.add(int(server.fetch_handler.waiting), api="Fetch")
-    yield waiting
+    delayed.add(totals.delayed_produces, api="Produce")
+    delayed.add(int(server.fetch_handler.waiting), api="Fetch")
+    yield delayed
     yield gauge(
         "tidemill_request_bytes_held",
         "Bytes of incomplete requests, delayed requests and unsent responses of all connections.",
@@ -206,7 +206,7 @@ def _waiting(server: BrokerServer, totals: PartitionTotals) -> Iterator[Family]:
         int(server.memory.bytes_max),
     )
     yield counter(
-        "tidemill_memory_pauses",
+        "tidemill_memory_pool_pauses",
         "Number of times that a connection was not read because of this limit.",
         int(server.memory.pauses),
     )
@@ -217,14 +217,14 @@ def _waiting(server: BrokerServer, totals: PartitionTotals) -> Iterator[Family]:
         " they name had just broken.",
         cluster.delayed_metadata.total if cluster is not None else 0,
     )
-    yield gauge("tidemill_deadlines", "Timers of delayed requests.", len(server.deadlines))
+    yield gauge("tidemill_delayed_operation_timers", "Timers of delayed requests.", len(server.deadlines))
     yield gauge("tidemill_fetch_sessions", "Cached fetch sessions.", len(server.sessions.sessions))
 
 
 def _cluster(server: BrokerServer, totals: PartitionTotals) -> Iterator[Family]:
     broker = server.broker
-    yield gauge("tidemill_partitions", "Partitions with a replica on this broker.", totals.partitions)
-    yield gauge("tidemill_leaders", "Partitions with this broker as leader.", totals.leaders)
+    yield gauge("tidemill_partition_count", "Partitions with a replica on this broker.", totals.partitions)
+    yield gauge("tidemill_leader_count", "Partitions with this broker as leader.", totals.leaders)
     yield gauge(
         "tidemill_under_replicated_partitions",
         "Partitions with this broker as leader and fewer in-sync replicas than replicas, without the replicas"
@@ -267,12 +267,12 @@ def _cluster(server: BrokerServer, totals: PartitionTotals) -> Iterator[Family]:
         broker.replica_manager.isr_expands,
     )
     yield gauge(
-        "tidemill_replica_lag_max_records",
+        "tidemill_max_lag_records",
         "Lag in records of the slowest follower of the leaders on this broker.",
         totals.lag_max,
     )
     flushes = Family("tidemill_log_flush_seconds", HISTOGRAM, "Seconds of log flushes.")
-    flushes.add(broker.replica_manager.flushing.times)
+    flushes.add(broker.replica_manager.log_flusher.times)
     yield flushes
     yield gauge(
         "tidemill_groups", "Groups with this broker as coordinator.", broker.group_coordinator.group_count()
@@ -351,14 +351,14 @@ def _directories(server: BrokerServer) -> Iterator[Family]:
 
 def _reassignments(server: BrokerServer, totals: PartitionTotals) -> Iterator[Family]:
     yield gauge(
-        "tidemill_moving_partitions",
+        "tidemill_reassigning_partitions",
         "On the controller: partitions in reassignment; 0 on other brokers.",
-        totals.moving,
+        totals.reassigning,
     )
     yield gauge(
-        "tidemill_preferred_leader_imbalance",
+        "tidemill_preferred_replica_imbalance",
         "On the controller: partitions whose preferred replica does not lead; 0 on other brokers.",
-        totals.led_elsewhere,
+        totals.preferred_replica_imbalance,
     )
     sent = counter(
         "tidemill_throttled_replication_bytes",
@@ -370,27 +370,28 @@ def _reassignments(server: BrokerServer, totals: PartitionTotals) -> Iterator[Fa
     yield sent
 
 
-def _compaction(server: BrokerServer) -> Iterator[Family]:
-    compaction = server.log_cleaner
-    totals = compaction.totals
+def _log_cleaner(server: BrokerServer) -> Iterator[Family]:
+    cleaner = server.log_cleaner
+    totals = cleaner.totals
     yield gauge(
-        "tidemill_compaction_max_dirty_percent",
+        "tidemill_log_cleaner_max_dirty_percent",
         "Dirty share of the dirtiest compacted log, in percent.",
-        100 * compaction.max_dirty_ratio,
+        100 * cleaner.max_dirty_ratio,
     )
     yield gauge(
-        "tidemill_compaction_map_percent",
+        "tidemill_log_cleaner_buffer_utilization_percent",
         "Fill level of the offset map in the last compaction, in percent.",
-        100 * compaction.map_utilization,
+        100 * cleaner.map_utilization,
     )
-    yield counter("tidemill_compaction_logs", "Completed compactions of a log.", totals.logs)
-    yield counter("tidemill_compaction_read_bytes", "Bytes that compaction read.", totals.read_bytes)
-    yield counter("tidemill_compaction_written_bytes", "Bytes that compaction wrote.", totals.written_bytes)
+    yield counter("tidemill_log_cleaner_logs", "Completed compactions of a log.", totals.logs)
+    yield counter("tidemill_log_cleaner_read_bytes", "Bytes that compaction read.", totals.read_bytes)
+    yield counter("tidemill_log_cleaner_written_bytes", "Bytes that compaction wrote.", totals.written_bytes)
     yield counter(
-        "tidemill_compaction_records_removed", "Records that compaction removed.", totals.records_removed
+        "tidemill_log_cleaner_records_removed", "Records that compaction removed.", totals.records_removed
     )
     yield gauge(
-        "tidemill_compaction_uncleanable_partitions",
-        "Partitions that are not compacted until the next start of the broker; the log has the reasons.",
-        len(compaction.uncleanable),
+        "tidemill_log_cleaner_uncleanable_partitions",
+        "Partitions that are not compacted until the broker restarts or a log.cleaner setting changes; the"
+        " log has the reasons.",
+        len(cleaner.uncleanable),
     )

@@ -14,9 +14,9 @@ from tidemill.coordination.coordination_store import Event, SessionState, SetDat
 from tidemill.coordination.lost_replicas import NOTHING_LOST
 from tidemill.coordination.nodes import CONTROLLER, BrokerNode, BrokerRegistration, ControllerNode
 from tidemill.coordination.registration_listener import RegistrationListener
-from tidemill.coordination.topic_image import NO_BROKER
 from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
 from tidemill.model.task_set import TaskSet
+from tidemill.model.types import NO_BROKER
 from tidemill.server.store_retries import retry_until_written
 
 logger = logging.getLogger("tidemill.server")

@@ -41,8 +41,7 @@ from tidemill.broker.produce_validation import ProduceValidation
 from tidemill.controller.admin_manager import generate_broker_id
 from tidemill.controller.producer_id_blocks import claim_block
 from tidemill.coordination.nodes import BrokerRegistration, Endpoint
-from tidemill.coordination.topic_image import TopicImage
-from tidemill.groups.coordinator_interfaces import OFFSETS_TOPIC
+from tidemill.coordination.topic_image import OFFSETS_TOPIC, TopicImage
 from tidemill.groups.group_coordinator import GroupCoordinator
 from tidemill.log.aborted_transactions import AbortedTransactions
 from tidemill.log.log_config import LogConfig
@@ -71,7 +70,7 @@ from tidemill.server.lost_replica_detection import detect_lost_replicas
 from tidemill.server.request_memory import request_bytes_max
 from tidemill.server.socket_server import ConnectionLimits, ConnectionQuotas, SocketServer, addresses_of, bind
 from tidemill.server.store_selection import open_store
-from tidemill.transactions.producer_ids import ProducerIds
+from tidemill.transactions.producer_id_manager import ProducerIdManager
 
 if TYPE_CHECKING:
     from tidemill.server.free_space import FreeSpace
@@ -175,10 +174,7 @@ class BrokerServer:
         self._build_request_path()
         dynamic_config = DynamicBrokerConfig(
             config,
-            broker.node_id,
-            broker.clock,
             broker.metadata_cache,
-            broker.log_manager,
             broker.replica_manager,
             self.log_cleaner,
             lambda: broker.config,
@@ -192,7 +188,7 @@ class BrokerServer:
         await self.lifecycle.starts.save()
         await self.lifecycle.register(self._registration())
         self._start_periodic_tasks()
-        broker.replica_manager.mover.resume()
+        broker.replica_manager.replica_alter_log_dirs.resume()
         if not broker.controller.is_active:
             # The requests of the controller arrive through the listeners.
             self._listen()
@@ -260,7 +256,7 @@ class BrokerServer:
             for key, found in one.logs.items()
         }
         moves_at_once = broker.config.get("num.replica.alter.log.dirs.threads")
-        broker.replica_manager.mover.set_limits(
+        broker.replica_manager.replica_alter_log_dirs.set_limits(
             moves_at_once if isinstance(moves_at_once, int) else None,
             broker.config.int("replica.alter.log.dirs.io.max.bytes.per.second"),
         )
@@ -281,7 +277,9 @@ class BrokerServer:
         broker = self.broker
         config = broker.config
         used = broker.log_manager.producer_id_max()
-        broker.producer_ids = ProducerIds(lambda: claim_block(broker.store, broker.node_id, used))
+        broker.producer_id_manager = ProducerIdManager(
+            lambda: claim_block(broker.store, broker.node_id, used)
+        )
         broker.group_coordinator = GroupCoordinator.from_broker(
             config, PartitionOffsetsLog(broker), ClusterOffsetsTopic(broker), broker.clock
         )
@@ -396,24 +394,32 @@ class BrokerServer:
         partitions = self.broker.replica_manager
         self.broker.group_coordinator.start()
         retention_s = config.seconds("log.retention.check.interval.ms")
-        first_s = config.seconds("log.initial.task.delay.ms")
-        self._scheduler.schedule(min(first_s, retention_s), retention_s, partitions.cleanup_logs)
-        self._scheduler.schedule(FLUSH_CHECK_S, FLUSH_CHECK_S, partitions.flushing.flush_due)
-        self._scheduler.schedule(FLUSH_CHECK_S, FLUSH_CHECK_S, self._check_directories)
-        self._scheduler.schedule(REMOVAL_CHECK_S, REMOVAL_CHECK_S, partitions.remove_due)
-        lag_s = config.int("replica.lag.time.max.ms") / 2000
-        self._scheduler.schedule(lag_s, lag_s, partitions.maybe_shrink_isr)
-        watermark_s = config.seconds("replica.high.watermark.checkpoint.interval.ms")
-        self._scheduler.schedule(watermark_s, watermark_s, partitions.checkpoints.write_high_watermarks)
-        recovery_s = config.seconds("log.flush.offset.checkpoint.interval.ms")
-        self._scheduler.schedule(recovery_s, recovery_s, partitions.checkpoints.write_recovery_points)
+        self._scheduler.schedule(
+            retention_s,
+            partitions.cleanup_logs,
+            first_s=min(config.seconds("log.initial.task.delay.ms"), retention_s),
+        )
+        self._scheduler.schedule(FLUSH_CHECK_S, partitions.log_flusher.flush_due)
+        self._scheduler.schedule(FLUSH_CHECK_S, self._check_directories)
+        self._scheduler.schedule(REMOVAL_CHECK_S, partitions.remove_due)
+        self._scheduler.schedule(config.seconds("replica.lag.time.max.ms") / 2, partitions.maybe_shrink_isr)
+        self._scheduler.schedule(
+            config.seconds("replica.high.watermark.checkpoint.interval.ms"),
+            partitions.checkpoints.write_high_watermarks,
+        )
+        self._scheduler.schedule(
+            config.seconds("log.flush.offset.checkpoint.interval.ms"),
+            partitions.checkpoints.write_recovery_points,
+        )
         if config.store() == "zookeeper":
-            self._scheduler.schedule(0, PRODUCER_IDS_CHECK_S, self.broker.producer_ids.prepare)
+            self._scheduler.schedule(PRODUCER_IDS_CHECK_S, self.broker.producer_id_manager.prepare, first_s=0)
         if config.bool("log.cleaner.enable"):
             self._scheduler.run(self.log_cleaner.run())
-        starts_s = config.seconds("log.flush.start.offset.checkpoint.interval.ms")
-        self._scheduler.schedule(starts_s, starts_s, partitions.checkpoints.write_log_starts)
-        self._scheduler.schedule(IDLE_S, IDLE_S, self._reap_conversions)
+        self._scheduler.schedule(
+            config.seconds("log.flush.start.offset.checkpoint.interval.ms"),
+            partitions.checkpoints.write_log_starts,
+        )
+        self._scheduler.schedule(IDLE_S, self._reap_conversions)
         if config.int("tidemill.metrics.port") >= 0:
             from tidemill.server import free_space
             from tidemill.server.group_lags import UPDATE_INTERVAL_S, GroupLags
@@ -421,12 +427,12 @@ class BrokerServer:
             broker = self.broker
             links = BrokerLinks(broker.node_id, lambda: broker.config, broker.store, broker.metadata_cache)
             self.group_lags = GroupLags(broker, links)
-            self._scheduler.schedule(UPDATE_INTERVAL_S, UPDATE_INTERVAL_S, self.group_lags.update)
+            self._scheduler.schedule(UPDATE_INTERVAL_S, self.group_lags.update)
             self.free_space = free_space.FreeSpace(self.broker.log_manager, self._syncers)
-            self._scheduler.schedule(0, free_space.UPDATE_INTERVAL_S, self.free_space.update)
+            self._scheduler.schedule(free_space.UPDATE_INTERVAL_S, self.free_space.update, first_s=0)
         idle_ms = config.int("connections.max.idle.ms")
         if idle_ms > 0:
-            self._scheduler.schedule(idle_ms / 1000, idle_ms / 1000, self._close_idle_connections)
+            self._scheduler.schedule(idle_ms / 1000, self._close_idle_connections)
 
     async def _reap_conversions(self) -> None:
         self.conversions.reap()

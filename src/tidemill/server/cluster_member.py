@@ -22,7 +22,7 @@ from tidemill.broker.replication_quotas import ReplicationQuotas
 from tidemill.controller.admin_node_requests import AdminNodeRequests
 from tidemill.controller.broker_registrations import BrokerRegistrationWatch
 from tidemill.controller.leader_election import LogEnds
-from tidemill.controller.log_dir_events import LogDirEvents
+from tidemill.controller.log_dir_events import process_log_dir_events
 from tidemill.controller.node_change_handlers import NodeChangeHandlers
 from tidemill.coordination.cluster_image import BrokerImage, Delta
 from tidemill.coordination.coordination_store import Create, StoreError
@@ -38,7 +38,7 @@ from tidemill.coordination.nodes import (
 )
 from tidemill.coordination.topic_image import TopicKey
 from tidemill.model.configs import BrokerConfig
-from tidemill.model.errors import KafkaError, StorageError
+from tidemill.model.errors import KafkaError
 from tidemill.model.task_set import TaskSet
 from tidemill.model.types import TopicPartition
 from tidemill.replication.partition import Partition
@@ -144,11 +144,6 @@ class ClusterMember(ClusterServices, BrokerStateListener):
 
     def _create_node_change_handlers(self) -> NodeChangeHandlers:
         controller = self._broker.controller
-        log_dir_events = LogDirEvents(
-            controller.context,
-            self._own_directory_failed,
-            lambda broker_id: self._channels.resend_full_state(controller.image, broker_id),
-        )
         return NodeChangeHandlers(
             self._broker.store,
             {
@@ -157,7 +152,11 @@ class ClusterMember(ClusterServices, BrokerStateListener):
                 DELETE_TOPICS: self._admin_requests.deletion_marks_changed,
                 REASSIGN_PARTITIONS: controller.reassignments.apply_requested_reassignments,
                 PREFERRED_REPLICA_ELECTION: controller.leader_elections.run_requested_elections,
-                LOG_DIR_EVENTS: log_dir_events.directories_failed,
+                LOG_DIR_EVENTS: lambda: process_log_dir_events(
+                    controller.context,
+                    self._own_directory_failed,
+                    lambda broker_id: self._channels.resend_full_state(controller.image, broker_id),
+                ),
             },
         )
 
@@ -171,11 +170,10 @@ class ClusterMember(ClusterServices, BrokerStateListener):
             fetch_limits(config),
             self._links.open,
             broker.clock,
-            self._storage_failed,
             quotas.follower,
             node_epoch=self._broker_epoch(),
         )
-        broker.replica_manager.following = self._fetchers
+        broker.replica_manager.replica_fetcher_manager = self._fetchers
         broker.replica_manager.lag_ms_max = config.int("replica.lag.time.max.ms")
         broker.metadata_cache.on_change(self._brokers_gone)
         broker.metadata_cache.on_change(self._remove_departed)
@@ -235,7 +233,7 @@ class ClusterMember(ClusterServices, BrokerStateListener):
         await controlled_shutdown(self._broker, self._broker_epoch, self._stop_fetchers)
 
     async def _stop_fetchers(self) -> None:
-        self._broker.replica_manager.following = None
+        self._broker.replica_manager.replica_fetcher_manager = None
         if self._fetchers is not None:
             await self._fetchers.stop()
 
@@ -342,9 +340,6 @@ class ClusterMember(ClusterServices, BrokerStateListener):
             for partition in self._broker.replica_manager.all()
             if partition.is_offline
         ]
-
-    def _storage_failed(self, partition: Partition, problem: StorageError) -> None:
-        self._broker.replica_manager.on_storage_error(partition, problem)
 
     # Channels of the controller
 

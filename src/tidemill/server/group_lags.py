@@ -13,17 +13,16 @@ from typing import Final
 
 from tidemill.broker.broker import Broker
 from tidemill.broker.broker_links import BrokerLinks
-from tidemill.broker.handlers.list_offsets import LATEST
 from tidemill.broker.list_offsets_requests import ANY_LEADER_EPOCH, list_offsets
-from tidemill.model.types import TopicPartition
+from tidemill.model.types import NO_BROKER, TopicPartition
 from tidemill.net.link import LinkError
 from tidemill.replication.delayed_operations import CONSUMER
+from tidemill.wire.list_offset_timestamps import LATEST
 
 UPDATE_INTERVAL_S: Final = 5.0
 LAGS_MAX: Final = 10_000
 """The maximum number of reported pairs of group and topic; those with the largest lag are reported."""
 REQUEST_TIMEOUT_S: Final = 10.0
-NO_LEADER: Final = -1
 
 PartitionKey = tuple[bytes, str, int]
 """Topic id, topic name, partition. With the id, a topic that is created again has a key of its own."""
@@ -52,7 +51,7 @@ class GroupLags:
             if known is not None:
                 ends[key] = known
             leader = self._leader(key)
-            if leader not in (NO_LEADER, self._broker.node_id):
+            if leader not in (NO_BROKER, self._broker.node_id):
                 by_leader[leader].add(key)
         for ends_of_leader in await asyncio.gather(*(self._end_offsets(*one) for one in by_leader.items())):
             ends |= ends_of_leader

@@ -20,9 +20,11 @@ class KafkaScheduler:
     def __init__(self) -> None:
         self._tasks = TaskSet()
 
-    def schedule(self, first_s: float, period_s: float, do: Callable[[], Awaitable[None]]) -> None:
-        """Calls ``do`` after ``first_s``, and then repeatedly with pauses of ``period_s``."""
-        self.run(_repeat(first_s, max(period_s, PERIOD_S_MIN), do))
+    def schedule(
+        self, period_s: float, task: Callable[[], Awaitable[None]], *, first_s: float | None = None
+    ) -> None:
+        """Calls ``task`` after ``first_s`` (default: ``period_s``), and then with pauses of ``period_s``."""
+        self.run(_repeat(period_s if first_s is None else first_s, max(period_s, PERIOD_S_MIN), task))
 
     def run(self, work: Coroutine[object, object, None]) -> None:
         """Starts a task that has its own pauses."""
@@ -33,11 +35,11 @@ class KafkaScheduler:
         await self._tasks.cancel()
 
 
-async def _repeat(first_s: float, period_s: float, do: Callable[[], Awaitable[None]]) -> None:
+async def _repeat(first_s: float, period_s: float, task: Callable[[], Awaitable[None]]) -> None:
     await asyncio.sleep(first_s)
     while True:
         try:
-            await do()
+            await task()
         except Exception:
             logger.exception("a periodic task failed, and is retried in %g s", period_s)
         await asyncio.sleep(period_s)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 
 from tidemill import __version__, _build_mode
-from tidemill.model.counters import TimeHistogram
+from tidemill.model.time_histogram import TimeHistogram
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 

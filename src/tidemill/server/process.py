@@ -152,7 +152,7 @@ def check_config(config: BrokerConfig) -> None:
 
 
 def describe(problem: BaseException) -> str:
-    """One line for the operator."""
+    """Returns the text of an error on one line, for the operator."""
     if isinstance(problem, OSError) and problem.strerror:
         where = f"{problem.filename}: " if problem.filename else ""
         return f"{where}{problem.strerror}"

@@ -266,9 +266,9 @@ class Broker(Started):
         self.resume()
         return self.start()
 
-    def _need_links(self, what: str) -> BrokerLinks:
+    def _need_links(self, fault: str) -> BrokerLinks:
         if self._links is None:
-            raise _without_faults(what)
+            raise _without_faults(fault)
         return self._links
 
     def __repr__(self) -> str:
@@ -364,5 +364,5 @@ def _refuse_own_listeners(config: Mapping[str, Any], port: int) -> None:
         )
 
 
-def _without_faults(what: str) -> BrokerFailed:
-    return BrokerFailed(f"{what} needs Broker(faults=True), or the fixture tidemill_faulty_broker")
+def _without_faults(fault: str) -> BrokerFailed:
+    return BrokerFailed(f"{fault} needs Broker(faults=True), or the fixture tidemill_faulty_broker")

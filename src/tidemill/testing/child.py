@@ -146,7 +146,7 @@ class Child:
         found: dict[str, Any] = json.loads(line)
         return found
 
-    def _failure(self, what: str) -> ChildFailed:
+    def _failure(self, problem: str) -> ChildFailed:
         lines = self.log.splitlines()[-LOG_LINES_SHOWN:]
         tail = ":\n" + "\n".join(lines) if lines else ", and logged nothing"
-        return ChildFailed(f"{self._module} {what}{tail}")
+        return ChildFailed(f"{self._module} {problem}{tail}")

@@ -329,7 +329,7 @@ def _defaults(count: int) -> dict[str, str]:
     }
 
 
-def _until(probe: Callable[[], Found | None], what: str, timeout_s: float = WAIT_S) -> Found:
+def _until(probe: Callable[[], Found | None], condition: str, timeout_s: float = WAIT_S) -> Found:
     """Returns the first true result of ``probe``. Raises TimeoutError, with the last error, without one."""
     from tidemill.client import ClientError
 
@@ -343,5 +343,5 @@ def _until(probe: Callable[[], Found | None], what: str, timeout_s: float = WAIT
         if found:
             return found
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not true after {timeout_s:g} s: {what}{trouble}")
+            raise TimeoutError(f"not true after {timeout_s:g} s: {condition}{trouble}")
         time.sleep(POLL_S)

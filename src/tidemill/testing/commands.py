@@ -12,10 +12,12 @@ from typing import Any
 RECEIVE_BYTES = 65536
 
 
-async def serve_commands(ready: Mapping[str, Any], do: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
-    """Writes ``ready``, and then the response of ``do`` to each command, until standard input ends.
+async def serve_commands(
+    ready: Mapping[str, Any], handle: Callable[[dict[str, Any]], Mapping[str, Any]]
+) -> None:
+    """Writes ``ready``, and then the response of ``handle`` to each command, until standard input ends.
 
-    An exception of ``do`` becomes a response with ``error``.
+    An exception of ``handle`` becomes a response with ``error``.
     """
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
@@ -32,7 +34,7 @@ async def serve_commands(ready: Mapping[str, Any], do: Callable[[dict[str, Any]]
         received[:] = rest
         for line in lines:
             try:
-                response = do(json.loads(line))
+                response = handle(json.loads(line))
             except Exception as problem:  # noqa: BLE001 - reported to the sender of the command
                 response = {"error": f"{type(problem).__name__}: {problem}"}
             _write_line(response)

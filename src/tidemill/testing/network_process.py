@@ -34,6 +34,7 @@ from typing import Any, Final
 
 from tidemill.model.errors import ErrorCode
 from tidemill.model.task_set import TaskSet
+from tidemill.net.framing import NEED_DATA, FrameReader, FrameSizeError
 from tidemill.testing.commands import serve_commands
 from tidemill.testing.frames import Exchange, Rule, Rules
 from tidemill.wire.apis import ApiKey
@@ -140,8 +141,10 @@ class ProxiedConnection:
         self.server = ProxiedSide(self._from_server, self)
         self.client.other, self.server.other = self.server, self.client
         self._exchange = Exchange(port.rules) if port.kind != STORE else None
-        self._requests = bytearray()
-        self._answers = bytearray()
+        self._requests: FrameReader | None = FrameReader(0, FRAME_BYTES_MAX, "a request")
+        self._answers: FrameReader | None = FrameReader(0, FRAME_BYTES_MAX, "a response")
+        """Both: None after bytes that are not Kafka's protocol. They are forwarded unchanged, and the broker
+        handles them."""
         self._held: list[tuple[ProxiedSide, bytes]] = []
         """Data held by a silent cut, with the side that receives it."""
         self._pauses: dict[ProxiedSide, int] = {}
@@ -198,49 +201,39 @@ class ProxiedConnection:
             side.write(data)
 
     def _from_client(self, _: ProxiedSide, data: bytes) -> None:
-        exchange = self._exchange
-        if exchange is None:
-            self._pass(self.server, _drained(self._requests) + data)
+        exchange, reader = self._exchange, self._requests
+        if exchange is None or reader is None:
+            self._pass(self.server, data)
             return
-        for whole in self._frames(self._requests, data):
-            is_forwarded = exchange.request(whole[_SIZE.size :])
+        frames, rest = _received_frames(reader, data)
+        for frame in frames:
+            is_forwarded = exchange.request(frame)
             if not self.source:
                 self._identify(exchange.client_id)
             if is_forwarded:
-                self._pass(self.server, whole)
+                self._pass(self.server, _with_size(frame))
         self._send_ready(exchange)
+        if rest:
+            self._requests = None
+            self._pass(self.server, rest)
 
     def _from_server(self, _: ProxiedSide, data: bytes) -> None:
-        exchange = self._exchange
-        if exchange is None:
-            self._pass(self.client, _drained(self._answers) + data)
+        exchange, reader = self._exchange, self._answers
+        if exchange is None or reader is None:
+            self._pass(self.client, data)
             return
-        for whole in self._frames(self._answers, data):
-            changed = exchange.replace_response(whole[_SIZE.size :])
-            self._pass(self.client, whole if changed is None else changed)
+        frames, rest = _received_frames(reader, data)
+        for frame in frames:
+            changed = exchange.replace_response(frame)
+            self._pass(self.client, _with_size(frame) if changed is None else changed)
             self._send_ready(exchange)
+        if rest:
+            self._answers = None
+            self._pass(self.client, rest)
 
     def _send_ready(self, exchange: Exchange) -> None:
         for response in exchange.ready():
             self._pass(self.client, response)
-
-    def _frames(self, buffer: bytearray, data: bytes) -> list[bytes]:
-        """Returns the complete frames received, with their sizes."""
-        buffer += data
-        found = []
-        while len(buffer) >= _SIZE.size:
-            (size,) = _SIZE.unpack_from(buffer)
-            if not 0 <= size <= FRAME_BYTES_MAX:
-                # Not Kafka's protocol: it is forwarded unchanged, and the broker handles it.
-                found.append(_drained(buffer))
-                self._exchange = None
-                break
-            end = _SIZE.size + size
-            if len(buffer) < end:
-                break
-            found.append(bytes(buffer[:end]))
-            del buffer[:end]
-        return found
 
     def _identify(self, client_id: str | None) -> None:
         """Identifies a broker by its first request; before it a cut between two brokers cannot apply."""
@@ -264,10 +257,21 @@ def _bound(port: int) -> socket.socket:
     return sock
 
 
-def _drained(buffer: bytearray) -> bytes:
-    data = bytes(buffer)
-    buffer.clear()
-    return data
+def _with_size(frame: bytes) -> bytes:
+    return _SIZE.pack(len(frame)) + frame
+
+
+def _received_frames(reader: FrameReader, data: bytes) -> tuple[list[bytes], bytes]:
+    """Returns the complete frames without their sizes, and the received bytes that are no frame."""
+    reader.receive(data)
+    frames: list[bytes] = []
+    try:
+        while (start := reader.next_frame()) != NEED_DATA:
+            frames.append(reader.data[start : reader.end])
+            reader.consume()
+    except FrameSizeError:
+        return frames, reader.data[reader.position :]
+    return frames, b""
 
 
 class ProxyPort:

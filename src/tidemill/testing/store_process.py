@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
+from tidemill.net.framing import NEED_DATA, FrameReader, FrameSizeError
 from tidemill.testing.commands import serve_commands
 from tidemill.testing.store_core import Session, StoreCore, Watches
 from tidemill.testing.store_frames import (
@@ -150,7 +151,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: Server, by_session: dict[int, Connection]) -> None:
         self._server = server
         self._by_session = by_session
-        self._received = bytearray()
+        self._frames = FrameReader(0, FRAME_BYTES_MAX, "a request")
         self._session: Session | None = None
         self.transport: asyncio.Transport | None = None
 
@@ -170,27 +171,29 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handles every complete frame."""
-        self._received += data
+        self._frames.receive(data)
         try:
             self._handle_frames()
-        except BadFrame as problem:
-            sys.stderr.write(f"closing a connection: {problem}\n")
-            self.close()
-
-    def _handle_frames(self) -> None:
-        received = self._received
-        while self.transport is not None and len(received) >= 4:
-            if self._session is None and (word := _WORDS.get(bytes(received[:4]))) is not None:
+        except FrameSizeError as problem:
+            # The four letters of a command are no size of a frame.
+            word = _WORDS.get(_SIZE.pack(problem.size)) if self._session is None else None
+            if word is None:
+                self._close_after(problem)
+            elif self.transport is not None:
                 self.transport.write(word)
                 self.close()
-                return
-            (size,) = _SIZE.unpack_from(received)
-            if not 0 <= size <= FRAME_BYTES_MAX:
-                raise BadFrame(f"a frame of {size} bytes")
-            if len(received) < 4 + size:
-                return
-            frame = bytes(received[4 : 4 + size])
-            del received[: 4 + size]
+        except BadFrame as problem:
+            self._close_after(problem)
+
+    def _close_after(self, problem: Exception) -> None:
+        sys.stderr.write(f"closing a connection: {problem}\n")
+        self.close()
+
+    def _handle_frames(self) -> None:
+        frames = self._frames
+        while self.transport is not None and (start := frames.next_frame()) != NEED_DATA:
+            frame = frames.data[start : frames.end]
+            frames.consume()
             if self._session is None:
                 self._connect(frame)
             else:

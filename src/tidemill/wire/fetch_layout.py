@@ -155,6 +155,15 @@ class FetchRequest:
         return self.session_epoch > 0
 
 
+class DivergingEpoch:
+    """The latest epoch that the leader has up to the last one of a follower whose log diverges (KIP-595)."""
+
+    def __init__(self, epoch: i64, end_offset: i64) -> None:
+        self.epoch: Final[i64] = epoch
+        self.end_offset: Final[i64] = end_offset
+        """The end offset of the epoch in the leader's log."""
+
+
 # -- reading requests
 
 
@@ -503,16 +512,16 @@ def write_fetched(
     write_count(out, records_bytes, flexible)
 
 
-def write_fetched_tags(out: BytesWriter, diverging_epoch: i64, diverging_end: i64) -> None:
-    """Writes the fields after the records, from version 12 on. An end of -1: the logs do not diverge."""
-    if diverging_end < 0:
+def write_fetched_tags(out: BytesWriter, diverging_epoch: DivergingEpoch | None) -> None:
+    """Writes the fields after the records, from version 12 on."""
+    if diverging_epoch is None:
         out.append(0)
         return
     out.append(1)
     out.append(DIVERGING_EPOCH_TAG)
     out.append(DIVERGING_EPOCH_BYTES)
-    write_i32_be(out, i32(diverging_epoch))
-    write_i64_be(out, diverging_end)
+    write_i32_be(out, i32(diverging_epoch.epoch))
+    write_i64_be(out, diverging_epoch.end_offset)
     out.append(0)
 
 
@@ -536,9 +545,7 @@ class FetchedPartition:
         self.preferred_replica: i32 = -1
         self.start: i64 = 0
         self.end: i64 = 0
-        self.diverging_epoch: i64 = -1
-        self.diverging_end: i64 = -1
-        """The end offset of ``diverging_epoch`` in the leader's log; -1: the logs do not diverge."""
+        self.diverging_epoch: DivergingEpoch | None = None
 
     def records(self) -> bytes:
         """Returns a copy of the records."""
@@ -633,8 +640,9 @@ def _read_fetched(fetched: FetchedPartition, data: bytes, position: i64, end: i6
         while count > 0:
             tag, size, position = read_tag(data, position, end)
             if tag == DIVERGING_EPOCH_TAG and size >= DIVERGING_EPOCH_BYTES_MIN:
-                fetched.diverging_epoch = i64(read_i32_be(data, position))
-                fetched.diverging_end = read_i64_be(data, position + 4)
+                end_offset = read_i64_be(data, position + 4)
+                if end_offset >= 0:
+                    fetched.diverging_epoch = DivergingEpoch(i64(read_i32_be(data, position)), end_offset)
             position += size
             count -= 1
     return position

@@ -20,11 +20,10 @@ Source: the protocol guide; KIP-482 and KIP-511.
 
 from __future__ import annotations
 
-import struct
 from typing import Final
 
-from librt.strings import read_i16_be, read_i32_be
-from mypy_extensions import i64
+from librt.strings import BytesWriter, read_i16_be, read_i32_be, write_i16_be, write_i32_be
+from mypy_extensions import i16, i32, i64
 
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.wire.apis import (
@@ -36,6 +35,7 @@ from tidemill.wire.apis import (
     response_header_version,
 )
 from tidemill.wire.codec import decode, encode_parts
+from tidemill.wire.hot_path_codec import set_i32
 from tidemill.wire.primitives import skip_tag_section
 from tidemill.wire.schema import Struct
 
@@ -81,6 +81,7 @@ def parse_request_header(frame: bytes, position: i64 = 0, end: i64 = -1) -> Requ
     key: i64 = i64(read_i16_be(frame, position))
     version: i64 = i64(read_i16_be(frame, position + 2))
     correlation_id: i64 = i64(read_i32_be(frame, position + 4))
+    start: i64 = position
     position += REQUEST_HEADER_SIZE_MIN
     spec = API.get(key)
     if spec is None:
@@ -88,24 +89,33 @@ def parse_request_header(frame: bytes, position: i64 = 0, end: i64 = -1) -> Requ
     if key == _CONTROLLED_SHUTDOWN and version == 0:
         return RequestHeader(key, version, correlation_id, None, position)
 
+    body = skip_request_header(frame, start, end, spec.is_flexible(version))
+    size: i64 = i64(read_i16_be(frame, position))
+    position += 2
+    try:
+        client_id = frame[position : position + size].decode("utf-8") if size >= 0 else None
+    except UnicodeDecodeError as problem:
+        raise ProtocolError(f"the client id is not UTF-8: {problem}") from None
+    return RequestHeader(key, version, correlation_id, client_id, body)
+
+
+def skip_request_header(frame: bytes, start: i64, end: i64, flexible: bool) -> i64:
+    """Returns the start of the body of the request ``frame[start:end]``, which has request header 1 or 2.
+
+    ``flexible``: header 2. It does not decode the client id. Raises :class:`ProtocolError`.
+    """
+    position: i64 = start + REQUEST_HEADER_SIZE_MIN
     if end - position < 2:
         raise ProtocolError(f"the request header ends at byte {end}, before the client id")
     size: i64 = i64(read_i16_be(frame, position))
     position += 2
-    client_id: str | None = None
-    if size >= 0:
-        if size > end - position:
-            raise ProtocolError(f"the client id has {size} bytes, {end - position} are left in the request")
-        try:
-            client_id = frame[position : position + size].decode("utf-8")
-        except UnicodeDecodeError as problem:
-            raise ProtocolError(f"the client id is not UTF-8: {problem}") from None
-        position += size
-    elif size != -1:
+    if size > end - position:
+        raise ProtocolError(f"the client id has {size} bytes, {end - position} are left in the request")
+    if size < -1:
         raise ProtocolError(f"the client id has the negative length {size}")
-    if spec.is_flexible(version):
-        position = skip_tag_section(frame, position, end)
-    return RequestHeader(key, version, correlation_id, client_id, position)
+    if size > 0:
+        position += size
+    return skip_tag_section(frame, position, end) if flexible else position
 
 
 def encode_request(
@@ -123,19 +133,21 @@ def request_head(
     key: int, version: int, correlation_id: int, client_id: str | None, parts: list[bytes]
 ) -> bytes:
     """Encodes the size and the header of a request whose body is ``parts``."""
-    header = struct.pack(">hhi", key, version, correlation_id)
     header_version = request_header_version(key, version)
+    name = b"" if client_id is None else client_id.encode("utf-8")
+    if len(name) > CLIENT_ID_BYTES_MAX:
+        raise ValueError(f"the client id of {len(name)} bytes is over {CLIENT_ID_BYTES_MAX}")
+    out = BytesWriter()
+    write_i32_be(out, 0)
+    write_i16_be(out, i16(key))
+    write_i16_be(out, i16(version))
+    write_i32_be(out, i32(correlation_id))
     if header_version > 0:
-        name = b"" if client_id is None else client_id.encode("utf-8")
-        if len(name) > CLIENT_ID_BYTES_MAX:
-            raise ValueError(f"the client id of {len(name)} bytes is over {CLIENT_ID_BYTES_MAX}")
-        header += struct.pack(">h", -1 if client_id is None else len(name)) + name
+        write_i16_be(out, -1 if client_id is None else i16(len(name)))
+        out.write(name)
     if header_version > 1:
-        header += b"\0"
-    size = len(header) + sum([len(part) for part in parts])
-    if size > FRAME_BYTES_MAX:
-        raise ValueError(f"a request of {size} bytes is over {FRAME_BYTES_MAX}, the limit of a frame")
-    return struct.pack(">i", size) + header
+        out.append(0)
+    return _sized("request", out, parts)
 
 
 def encode_response(key: int, version: int, correlation_id: int, message: Struct) -> bytes:
@@ -146,13 +158,23 @@ def encode_response(key: int, version: int, correlation_id: int, message: Struct
 
 def response_head(key: int, version: int, correlation_id: int, parts: list[bytes]) -> bytes:
     """Encodes the size and the header of a response whose body is ``parts``."""
-    header = struct.pack(">i", correlation_id)
+    out = BytesWriter()
+    write_i32_be(out, 0)
+    write_i32_be(out, i32(correlation_id))
     if response_header_version(key, version) > 0:
-        header += b"\0"
-    size = len(header) + sum([len(part) for part in parts])
+        out.append(0)
+    return _sized("response", out, parts)
+
+
+def _sized(kind: str, head: BytesWriter, parts: list[bytes]) -> bytes:
+    """Sets the size at the start of ``head``, which the body ``parts`` follow. Returns its bytes."""
+    size: i64 = len(head) - 4
+    for part in parts:
+        size += len(part)
     if size > FRAME_BYTES_MAX:
-        raise ValueError(f"a response of {size} bytes is over {FRAME_BYTES_MAX}, the limit of a frame")
-    return struct.pack(">i", size) + header
+        raise ValueError(f"a {kind} of {size} bytes is over {FRAME_BYTES_MAX}, the limit of a frame")
+    set_i32(head, 0, size)
+    return head.getvalue()
 
 
 def decode_request(header: RequestHeader, frame: bytes, end: i64 = -1) -> Struct:

@@ -59,7 +59,7 @@ def begin(broker: Broker, key: TopicPartition, path: str) -> int:
         found = broker.replica_manager.find(key.topic, key.partition)
         if found is not None and found.is_offline:
             raise KafkaError(found.offline_reason, ErrorCode.KAFKA_STORAGE_ERROR)
-        broker.replica_manager.mover.begin(key, path)
+        broker.replica_manager.replica_alter_log_dirs.begin(key, path)
     except KafkaError as problem:
         logger.info("a move was refused: %s", problem)
         return problem.code

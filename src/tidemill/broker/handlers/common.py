@@ -14,6 +14,7 @@ from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.log_lines import cut_short
 from tidemill.model.task_set import TaskSet
 from tidemill.model.topic_names import name_problem
+from tidemill.model.types import NO_BROKER
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidemill.broker")
 
 Result = TypeVar("Result")
-
-NO_LEADER = -1
 
 SETTINGS_MAX = 1000
 """Settings per resource in one request: there are some hundred keys, and each may occur once."""
@@ -89,7 +88,7 @@ def served_partitions(broker: Broker, topic: TopicImage) -> Sequence[PartitionIm
 def _without_local_replica(partition: PartitionImage, node_id: int) -> PartitionImage:
     return PartitionImage(
         partition.partition,
-        NO_LEADER if partition.leader == node_id else partition.leader,
+        NO_BROKER if partition.leader == node_id else partition.leader,
         partition.leader_epoch,
         partition.replicas,
         partition.isr,

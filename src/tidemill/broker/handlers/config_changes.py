@@ -61,7 +61,10 @@ async def alter(
         error: KafkaError | None = None
         try:
             if counts[kind, name] > 1:
-                raise KafkaError("the resource comes twice in this request", ErrorCode.INVALID_REQUEST)
+                raise KafkaError(
+                    f"the resource {name!r} comes twice in this request. Name each resource once.",
+                    ErrorCode.INVALID_REQUEST,
+                )
             check_setting_count(len(resource.configs))
             command = command_for(kind, name, resource)
             error = await context.slices.wait_for(_apply(broker, command, validate_only))

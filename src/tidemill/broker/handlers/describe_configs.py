@@ -9,7 +9,7 @@ from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.common import external_text, shown_keys, shown_topic_keys
 from tidemill.broker.request_context import RequestContext
 from tidemill.controller.config_changes import ResourceType, check_own_broker
-from tidemill.controller.topic_names import check_name
+from tidemill.controller.topic_name_validator import check_name
 from tidemill.controller.topics import unknown_topic
 from tidemill.model.configs import BROKER_KEYS, GROUP_KEYS, GroupConfig, Key, Synonym, TopicConfig
 from tidemill.model.configs.all_keys import TOPIC_SYNONYMS
@@ -125,7 +125,10 @@ def _entries(
         if not name:
             raise KafkaError("the group name is empty", ErrorCode.INVALID_REQUEST)
         return _of_group(broker, name)
-    raise KafkaError(f"resources of type {kind} have no settings here", ErrorCode.INVALID_REQUEST)
+    raise KafkaError(
+        f"resources of type {kind} have no settings here. Name a topic, a broker, its loggers or a group.",
+        ErrorCode.INVALID_REQUEST,
+    )
 
 
 def _of_topic(broker: Broker, name: str) -> list[messages.DescribeConfigsResourceResult]:

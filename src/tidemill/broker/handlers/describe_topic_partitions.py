@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.common import (
-    NO_LEADER,
     TOPIC_OPERATIONS,
     leader_error,
     missing_topic_error,
@@ -20,7 +19,7 @@ from tidemill.broker.metadata_cache import ClusterImage, PartitionImage
 from tidemill.broker.request_context import RequestContext
 from tidemill.broker.start_at_once import start_at_once
 from tidemill.model.errors import ErrorCode
-from tidemill.model.types import ZERO_ID
+from tidemill.model.types import NO_BROKER, ZERO_ID
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import describe_topic_partitions as messages
 
@@ -96,7 +95,7 @@ def _partition(
     return messages.DescribeTopicPartitionsResponsePartition(
         error_code=error,
         partition_index=partition.partition,
-        leader_id=partition.leader if error == ErrorCode.NONE else NO_LEADER,
+        leader_id=partition.leader if error == ErrorCode.NONE else NO_BROKER,
         leader_epoch=partition.leader_epoch,
         replica_nodes=partition.replicas,
         isr_nodes=partition.isr,

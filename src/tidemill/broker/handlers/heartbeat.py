@@ -1,4 +1,4 @@
-"""Heartbeat: keeps a member's session alive, and tells it whether to rejoin."""
+"""Heartbeat: keeps a member's session alive, and reports whether the member must rejoin."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ async def handle(
         )
         return messages.InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)
     try:
-        producer_id = await broker.producer_ids.next()
+        producer_id = await broker.producer_id_manager.next()
     except KafkaError as error:
         return messages.InitProducerIdResponse(error_code=error.code, producer_id=-1, producer_epoch=-1)
     return messages.InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)

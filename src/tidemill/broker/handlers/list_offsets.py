@@ -16,26 +16,22 @@ from tidemill.log.timestamp_lookup_job import TimeLookup, is_cached_lookup
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.replication.delayed_operations import CONSUMER
 from tidemill.wire.apis import ApiKey
+from tidemill.wire.list_offset_timestamps import (
+    DEBUGGING_REPLICA,
+    EARLIEST,
+    EARLIEST_LOCAL,
+    EARLIEST_PENDING_UPLOAD,
+    FIRST_VERSION_OF,
+    LATEST,
+    LATEST_TIERED,
+    MAX_TIMESTAMP,
+)
 from tidemill.wire.messages import list_offsets as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
     from tidemill.broker.request_context import RequestContext
     from tidemill.replication.partition import Partition
-
-DEBUGGING_REPLICA = -2
-"""A replica id with which any replica responds, up to its log end offset. Controllers use it before unclean
-elections."""
-
-LATEST = -1
-EARLIEST = -2
-MAX_TIMESTAMP = -3
-EARLIEST_LOCAL = -4
-LATEST_TIERED = -5
-EARLIEST_PENDING_UPLOAD = -6
-
-FIRST_VERSION_OF = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
-"""The first version that supports each of these timestamps."""
 
 EPOCHS_FROM = 4
 NOT_AVAILABLE_FROM = 5

@@ -15,7 +15,6 @@ from tidemill.broker.api_declaration import declare_api, response_of
 from tidemill.broker.auto_topic_creation import create_missing_topics
 from tidemill.broker.handlers.common import (
     CLUSTER_OPERATIONS,
-    NO_LEADER,
     TOPIC_OPERATIONS,
     leader_error,
     missing_topic_error,
@@ -27,7 +26,7 @@ from tidemill.broker.metadata_cache import ClusterImage, PartitionImage, TopicIm
 from tidemill.broker.request_context import RequestContext
 from tidemill.broker.start_at_once import start_at_once
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.types import ZERO_ID
+from tidemill.model.types import NO_BROKER, ZERO_ID
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import metadata as messages
 
@@ -225,7 +224,7 @@ async def _partitions(
             messages.MetadataResponsePartition(
                 error_code=error,
                 partition_index=partition.partition,
-                leader_id=partition.leader if error in _HAS_LEADER else NO_LEADER,
+                leader_id=partition.leader if error in _HAS_LEADER else NO_BROKER,
                 leader_epoch=partition.leader_epoch,
                 replica_nodes=replicas,
                 isr_nodes=isr,

@@ -1,6 +1,6 @@
 """Refuses settings for access control or encryption, because neither is served.
 
-A broker that ignored them would be open to everybody, while its operator believes that it is closed.
+A broker that ignored them would be open to every client, against its configuration.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _unserved_feature(name: str, text: str) -> str:
     if name == SUPER_USERS and text:
         return "there is no authorizer yet, so every client could do what these users may"
     if name == ALLOW_WITHOUT_ACL and text.lower() == "false":
-        return "there is no authorizer yet, so resources without ACLs would be open to everybody"
+        return "there is no authorizer yet, so resources without ACLs would be open to every client"
     if name == INTER_BROKER and text not in ("", "PLAINTEXT"):
         return "brokers use PLAINTEXT between one another, because TLS and SASL are not served yet"
     return ""

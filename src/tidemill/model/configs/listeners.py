@@ -46,7 +46,7 @@ def parse_listeners(config: SourcedConfig) -> tuple[Listener, ...]:
     if config.is_set("listeners"):
         texts = config.list("listeners")
     elif config.is_set("host.name") or config.is_set("port"):
-        texts = (f"PLAINTEXT://{_bracketed(config.str('host.name'))}:{config.int('port')}",)
+        texts = (f"PLAINTEXT://{bracketed(config.str('host.name'))}:{config.int('port')}",)
     else:
         texts = config.list("listeners")
     controllers = {name.upper() for name in config.list("controller.listener.names")}
@@ -177,5 +177,6 @@ def _reachable(host: str) -> str:
     return "localhost" if host in ANY_HOST else host
 
 
-def _bracketed(host: str) -> str:
+def bracketed(host: str) -> str:
+    """Returns a host for use before a port: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host

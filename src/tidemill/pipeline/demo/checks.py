@@ -11,7 +11,7 @@ from tidemill.model.types import TopicPartition
 from tidemill.pipeline.demo import analysis
 from tidemill.pipeline.demo.flights import FLIGHTS, WEATHER, expected_rows, rows, value_of
 from tidemill.pipeline.demo.publish import Published
-from tidemill.pipeline.options import EARLIEST, LATEST
+from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -198,16 +198,18 @@ def check_time_zone(zone: str | None) -> None:
     )
 
 
-def check_folder(what: str, path: str) -> None:
+def check_folder(description: str, path: str) -> None:
     """Raises ConfigError for a local folder that cannot be written."""
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"the {what} {path} is a file: set an existing folder, or one to be created")
+        raise ConfigError(f"the {description} {path} is a file: set an existing folder, or one to be created")
     there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not there.is_dir():
-        raise ConfigError(f"the {what} {path} cannot be created: {there} is a file")
+        raise ConfigError(f"the {description} {path} cannot be created: {there} is a file")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"the {what} {path} cannot be written: no permission for {there}; set another")
+        raise ConfigError(
+            f"the {description} {path} cannot be written: no permission for {there}; set another"
+        )
 
 
 def check_pair(output: str, checkpoint: str) -> None:
@@ -259,18 +261,18 @@ def _foreign_file(output: Path) -> Path | None:
     return None
 
 
-def local_path(path: str, what: str = "folder") -> str:
+def local_path(path: str, description: str = "folder") -> str:
     """Returns the absolute path of a local folder. Raises ConfigError for a URL of another store.
 
     A load makes a file visible by renaming it, which an object store does by copying.
     """
     if not path.strip():
-        raise ConfigError(f"the {what} is empty: set a folder")
+        raise ConfigError(f"the {description} is empty: set a folder")
     if path.startswith("file:"):
         path = unquote(urlsplit(path).path)
     elif not is_local(path):
         raise ConfigError(
-            f"the {what} {path} is on {urlsplit(path).scheme}: load writes to file systems of this "
+            f"the {description} {path} is on {urlsplit(path).scheme}: load writes to file systems of this "
             "machine, including mounted ones, because it needs a cheap rename. For an object store write "
             "a table format, Delta "
             'Lake or Apache Iceberg, from a query with format("tidemill"): see docs/pipeline.md'

@@ -6,7 +6,7 @@ from tidemill.wire.schema import BYTES, INT16, INT32, STRING, Struct, field
 
 
 class SyncGroupRequestAssignment(Struct):
-    """What the leader assigned to one member."""
+    """The assignment of one member, from the group leader."""
 
     member_id: str = field(STRING)
     assignment: bytes = field(BYTES)

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from tidemill.controller.topic_names import SEPARATORS_MAX, UsedTopicNames, collision_key
+from tidemill.controller.topic_name_validator import SEPARATORS_MAX, UsedTopicNames, collision_key
 from tidemill.model.errors import ErrorCode, KafkaError
 
 

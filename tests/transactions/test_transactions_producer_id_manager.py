@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidemill.model.errors import KafkaError
-from tidemill.transactions.producer_ids import ProducerIds
+from tidemill.transactions.producer_id_manager import ProducerIdManager
 
 
 async def test_a_block_of_producer_ids_is_there_before_it_is_needed() -> None:
@@ -15,7 +15,7 @@ async def test_a_block_of_producer_ids_is_there_before_it_is_needed() -> None:
             raise answer
         return answer, 1000
 
-    ids = ProducerIds(allocate)
+    ids = ProducerIdManager(allocate)
     await ids.prepare()
     assert [await ids.next() for _ in range(901)] == list(range(901))
     assert len(answers) == 3

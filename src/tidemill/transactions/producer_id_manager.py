@@ -16,7 +16,7 @@ IDS_LEFT_MIN = 100
 """With fewer ids left than this, another block is allocated in advance."""
 
 
-class ProducerIds:
+class ProducerIdManager:
     """The ids of this broker's current block, and perhaps the next block.
 
     ``allocate_block`` allocates the next block and returns (first id, number of ids).

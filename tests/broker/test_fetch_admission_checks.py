@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 from paths_bench import FETCH, IDS, Bench, bench_in, fetch_request, parts_of
 
-from tidemill.broker.fetch_admission import CHECKS
+from tidemill.broker.fetch_admission_checks import CHECKS
 from tidemill.model.errors import ErrorCode
 from tidemill.records.batch import ZSTD
 from tidemill.replication.message_format import TopicMessageFormat
-from tidemill.wire.messages.fetch import FetchPartition
+from tidemill.wire.messages.fetch import FetchPartition, ReplicaState
 
 NOWHERE = 9
+FOLLOWER = 2
 
 EXPECTED = [
     ("unknown partition", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     ("leader", ErrorCode.NOT_LEADER_OR_FOLLOWER),
+    ("broker epoch", ErrorCode.NOT_LEADER_OR_FOLLOWER),
     ("zstd", ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
 ]
 """Each check with its error, in the order of precedence."""
@@ -34,6 +36,7 @@ class Sent:
         self.index = 0
         self.offset = 0
         self.leader_epoch = -1
+        self.replica = ReplicaState()
 
     def result(self) -> Any:
         requested = FetchPartition(
@@ -41,8 +44,10 @@ class Sent:
         )
         # Another partition shows that an error affects no other.
         request = fetch_request(self.version, {("t", self.index): requested, ("u", 0): 0})
+        request.replica_state = self.replica
         found = parts_of(self.bench.client().ask(FETCH, self.version, request))
-        assert found["u", 0].error_code == ErrorCode.NONE
+        if self.replica.replica_id < 0:
+            assert found["u", 0].error_code == ErrorCode.NONE
         return found["t", self.index]
 
     def code(self) -> ErrorCode:
@@ -57,11 +62,18 @@ def lead_elsewhere(sent: Sent) -> None:
     sent.bench.partition().apply_state(2, 5, (1, 2), (1, 2), partition_epoch=-1, now_ms=0)
 
 
+def register_again(sent: Sent) -> None:
+    """Names a broker epoch, which requests have from version 15 on, where all clients know zstd."""
+    sent.version = 15
+    sent.replica = ReplicaState(replica_id=FOLLOWER, replica_epoch=4)
+    sent.bench.registered[FOLLOWER] = 5
+
+
 def store_with_zstd(sent: Sent) -> None:
     sent.bench.partition().message_format = TopicMessageFormat(codec=ZSTD)
 
 
-WRONG: list[Callable[[Sent], None]] = [name_no_partition, lead_elsewhere, store_with_zstd]
+WRONG: list[Callable[[Sent], None]] = [name_no_partition, lead_elsewhere, register_again, store_with_zstd]
 """A refused partition for each check, in the order of the table."""
 
 

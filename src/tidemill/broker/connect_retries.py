@@ -1,4 +1,4 @@
-"""Connects to another broker, and tells from the errors whether its process has ended.
+"""Connects to another broker with retries, and detects from the errors that its process has ended.
 
 If the broker refuses several connections in a row, its process has ended. This is known long before its
 session with the store expires.

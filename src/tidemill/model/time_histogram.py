@@ -1,4 +1,4 @@
-"""Plain counters that a layer keeps; the metrics endpoint reads them on each request."""
+"""A histogram of durations, which the metrics endpoint reads at each scrape."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TimeHistogram:
         self.counts = [0] * (len(self.bounds) + 1)
         self.sum = 0.0
 
-    def note(self, seconds: float) -> None:
+    def record(self, seconds: float) -> None:
         """Counts one duration."""
         self.counts[bisect_left(self.bounds, seconds)] += 1
         self.sum += seconds

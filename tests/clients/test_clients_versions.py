@@ -552,7 +552,7 @@ class Member:
         if self.version >= 8:
             by_id = topic_id(self.peer, topic) if self.version >= 10 else ZERO_ID
             asked = message(
-                "offset_fetch", "OffsetFetchRequestTopics", name=topic, topic_id=by_id, partition_indexes=[0]
+                "offset_fetch", "OffsetFetchRequestTopic", name=topic, topic_id=by_id, partition_indexes=[0]
             )
             group = message("offset_fetch", "OffsetFetchRequestGroup", group_id=self.group, topics=[asked])
             answer = self.ask(ApiKey.OFFSET_FETCH, "offset_fetch", "OffsetFetchRequest", groups=[group])

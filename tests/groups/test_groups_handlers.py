@@ -42,7 +42,6 @@ from tidemill.wire.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
-    OffsetFetchRequestTopics,
 )
 from tidemill.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 from tidemill.wire.schema import Struct
@@ -128,7 +127,7 @@ class HandlerFixture(CoordinatorFixture):
         named = {"topic_id": given.pop("topic_id", TOPIC_ID)} if version >= 10 else {"name": "t"}
         wanted = None
         if partitions is not None:
-            wanted = [OffsetFetchRequestTopics(**named, partition_indexes=partitions)]
+            wanted = [OffsetFetchRequestTopic(**named, partition_indexes=partitions)]
         groups = [OffsetFetchRequestGroup(group_id="g", topics=wanted)]
         return await self.ask(ApiKey.OFFSET_FETCH, version, OffsetFetchRequest(groups=groups, **given))
 

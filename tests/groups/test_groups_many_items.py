@@ -31,7 +31,6 @@ from tidemill.wire.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
-    OffsetFetchRequestTopics,
 )
 from tidemill.wire.schema import Struct
 
@@ -55,7 +54,7 @@ def fetch_of_partitions(version: int) -> OffsetFetchRequest:
     if version < 8:
         asked = OffsetFetchRequestTopic(name="t", partition_indexes=indexes)
         return OffsetFetchRequest(group_id="g", topics=[asked])
-    listed = OffsetFetchRequestTopics(name="t", partition_indexes=indexes)
+    listed = OffsetFetchRequestTopic(name="t", partition_indexes=indexes)
     return OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=[listed])])
 
 
@@ -63,7 +62,7 @@ def fetch_of_topics(version: int) -> OffsetFetchRequest:
     if version < 8:
         asked = [OffsetFetchRequestTopic(name=f"t{n}", partition_indexes=[0]) for n in range(ITEMS)]
         return OffsetFetchRequest(group_id="g", topics=asked)
-    listed = [OffsetFetchRequestTopics(name=f"t{n}", partition_indexes=[0]) for n in range(ITEMS)]
+    listed = [OffsetFetchRequestTopic(name=f"t{n}", partition_indexes=[0]) for n in range(ITEMS)]
     return OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=listed)])
 
 

@@ -273,7 +273,7 @@ def test_settings_of_groups_are_read_and_written(tmp_path: Path) -> None:
 
 
 def test_unsupported_items_are_counted(tmp_path: Path) -> None:
-    user = records.QuotaEntity(entity_type="user", entity_name="ann")
+    user = records.EntityData(entity_type="user", entity_name="ann")
     metadata = replay(
         tmp_path,
         records.ClientQuotaRecord(entity=[user], key="producer_byte_rate", value=1.0),

@@ -1247,7 +1247,7 @@ CONTROLLER: Final = (
     Fault(
         "failed-before-restart",
         "controller/failover.py",
-        "return _epoch(self._context.image.brokers, broker_id) == known",
+        "return registered_epoch(self._context.image.brokers, broker_id) == known",
         "return True",
         "A disk failure of a former broker process has no effect after its restart.",
         reason="The report must be processed between the next registration of the broker and its first read.",

@@ -294,8 +294,8 @@ class LeaderAndIsrApplier:
         """Deletes a replica that was reassigned, unless it is assigned again. Raises StorageError."""
         async with self.lock:
             partitions = self._replica_manager
-            known = self._metadata_cache.image.topics.get(topic.name)
-            if known is None or known.topic_id != topic.topic_id:
+            known = self._metadata_cache.image.topic_of((topic.name, topic.topic_id))
+            if known is None:
                 return  # The deletion of the topic has deleted this replica as well.
             image = known.partition(index)
             is_assigned = image is not None and self._node_id in image.replicas

@@ -28,7 +28,7 @@ from tidemill.broker.controller_request_batch import (
     request_builders,
 )
 from tidemill.broker.handlers import leader_and_isr, stop_replica, update_metadata
-from tidemill.coordination.cluster_image import BrokerImage, ClusterImage, Delta
+from tidemill.coordination.cluster_image import BrokerImage, ClusterImage, Delta, registered_epoch
 from tidemill.coordination.topic_image import TopicKey
 from tidemill.model.backoff import Backoff
 from tidemill.model.errors import ErrorCode
@@ -398,7 +398,7 @@ class ControllerChannelManager:
         for broker_id in delta.image.brokers:
             channel = self._channels.get(broker_id)
             if channel is not None:
-                is_full = channel.broker.epoch != _epoch_of(delta.before.brokers, broker_id)
+                is_full = channel.broker.epoch != registered_epoch(delta.before.brokers, broker_id)
                 batch = batch_for(delta, broker_id, is_full=is_full)
                 if batch is not None:
                     futures.append(channel.enqueue(batch))
@@ -439,7 +439,7 @@ class ControllerChannelManager:
     def remove_unregistered(self, brokers: Mapping[int, BrokerImage]) -> None:
         """Ends the channels to dead brokers whose registration has ended."""
         for broker_id, channel in list(self._channels.items()):
-            if channel.is_dead and _epoch_of(brokers, broker_id) != channel.broker.epoch:
+            if channel.is_dead and registered_epoch(brokers, broker_id) != channel.broker.epoch:
                 del self._channels[broker_id]
                 channel.stop()
 
@@ -455,8 +455,3 @@ def _complete(unacknowledged: Sequence[asyncio.Future[None]]) -> None:
     for one in unacknowledged:
         if not one.done():
             one.set_result(None)
-
-
-def _epoch_of(brokers: Mapping[int, BrokerImage], broker_id: int) -> int | None:
-    known = brokers.get(broker_id)
-    return known.epoch if known is not None else None

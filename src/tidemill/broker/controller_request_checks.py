@@ -56,8 +56,8 @@ def check_update_metadata(
         name = topic.topic_name
         _check_name(name)
         count = _count(name, [one.partition_index for one in topic.partition_states])
-        known = before.topics.get(name)
-        if known is not None and known.topic_id == topic.topic_id:
+        known = before.topic_of((name, topic.topic_id))
+        if known is not None:
             count -= len(known.partitions)
         left_out += max(0, count - len(topic.partition_states))
     if left_out > LEFT_OUT_MAX:

@@ -330,9 +330,7 @@ class ControllerRequestHandler:
                 gone.add(name)
                 continue
             gone.discard(name)
-            known = before.topics.get(name)
-            if known is not None and known.topic_id != topic.topic_id:
-                known = None
+            known = before.topic_of((name, topic.topic_id))
             partitions = await run_in_slices(_partitions_after(known, topic, brokers))
             settings = self._settings_of((name, topic.topic_id))
             after = TopicImage(name, topic.topic_id, partitions, settings)
@@ -364,7 +362,11 @@ class ControllerRequestHandler:
             await time_slice.step()
             name, topic_id = key
             entry = self._replica_manager.topics.by_name.get(name.encode())
-            if self._topic_image(key) is None and entry is not None and entry.topic_id == topic_id:
+            if (
+                self._metadata_cache.image.topic_of(key) is None
+                and entry is not None
+                and entry.topic_id == topic_id
+            ):
                 config_of_log = log_config(self._config(), name, self._settings[key])
                 self._replica_manager.reconfigure(name, config_of_log)
 
@@ -379,7 +381,7 @@ class ControllerRequestHandler:
         for topic in request.topic_states:
             await time_slice.step()
             key = (topic.topic_name, topic.topic_id)
-            if self._topic_image(key) is None and key not in self._settings:
+            if self._metadata_cache.image.topic_of(key) is None and key not in self._settings:
                 new.append(key)
         self._loading = new
         try:
@@ -400,12 +402,8 @@ class ControllerRequestHandler:
             return all_unreadable()
 
     def _settings_of(self, key: TopicKey) -> Mapping[str, str]:
-        known = self._topic_image(key)
+        known = self._metadata_cache.image.topic_of(key)
         return known.config if known is not None else self._settings.get(key, {})
-
-    def _topic_image(self, key: TopicKey) -> TopicImage | None:
-        known = self._metadata_cache.image.topics.get(key[0])
-        return known if known is not None and known.topic_id == key[1] else None
 
 
 def _assignments(request: LeaderAndIsrRequest | UpdateMetadataRequest) -> ReplicaAssignments:

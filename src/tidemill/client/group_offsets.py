@@ -22,7 +22,6 @@ from tidemill.wire.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
-    OffsetFetchRequestTopics,
 )
 
 ResultT = TypeVar("ResultT")
@@ -149,20 +148,15 @@ def fetch_offsets(
     def send(connection: Connection) -> dict[TopicPartition, Committed]:
         version = connection.version(ApiKey.OFFSET_FETCH, NAMED_MAX)
         request = OffsetFetchRequest(require_stable=stable and version >= 7)
+        topics = (
+            None
+            if wanted is None
+            else [OffsetFetchRequestTopic(name=t, partition_indexes=p) for t, p in wanted.items()]
+        )
         if version >= 8:
-            topics = (
-                None
-                if wanted is None
-                else [OffsetFetchRequestTopics(name=t, partition_indexes=p) for t, p in wanted.items()]
-            )
             request.groups = [OffsetFetchRequestGroup(group_id=group, topics=topics)]
         else:
-            request.group_id = group
-            request.topics = (
-                None
-                if wanted is None
-                else [OffsetFetchRequestTopic(name=t, partition_indexes=p) for t, p in wanted.items()]
-            )
+            request.group_id, request.topics = group, topics
         timeout = network_client.response_timeout_s(deadline)
         response = connection.call(ApiKey.OFFSET_FETCH, request, version=version, timeout=timeout)
         found = response.groups[0] if version >= 8 else response

@@ -101,12 +101,21 @@ def replacement(settings: Sequence[tuple[str, str | None]]) -> dict[str, str]:
 
 
 def altered(
-    current: Mapping[str, str], effective: Config, keys: Mapping[str, Key], alterations: Sequence[Alteration]
+    current: Mapping[str, str],
+    effective: Config,
+    keys: Mapping[str, Key],
+    alterations: Sequence[Alteration] | None,
+    settings: Sequence[tuple[str, str | None]] = (),
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Applies ``alterations`` to ``current``. Returns all settings, and those that were set.
+    """Applies ``alterations`` to ``current``, or if that is None, replaces all by ``settings``.
+
+    Returns all settings, and those that were set.
 
     APPEND and SUBTRACT start from the effective value, configured or inherited.
     """
+    if alterations is None:
+        replaced = replacement(settings)
+        return replaced, replaced
     result = dict(current)
     touched: dict[str, str] = {}
     seen: set[str] = set()
@@ -159,10 +168,9 @@ def plan_topic_config(
     topic = image.topics.get(name)
     if topic is None:
         raise missing_topic(image, name)
-    if alterations is None:
-        result = touched = replacement(settings)
-    else:
-        result, touched = altered(topic.config, TopicConfig(config, topic.config), TOPIC_KEYS, alterations)
+    result, touched = altered(
+        topic.config, TopicConfig(config, topic.config), TOPIC_KEYS, alterations, settings
+    )
     try:
         check_topic_settings(touched)
         if touched:
@@ -192,10 +200,7 @@ def plan_broker_config(
             check_own_broker(name, broker_id)
         entity = str(int(name))
     current = image.broker_configs.get(entity, {})
-    if alterations is None:
-        result = touched = replacement(settings)
-    else:
-        result, touched = altered(current, config, BROKER_KEYS, alterations)
+    result, touched = altered(current, config, BROKER_KEYS, alterations, settings)
     if config.store() == "zookeeper":
         _keep_min_insync(current, result, touched, name, is_replaced=alterations is None)
     try:
@@ -231,10 +236,7 @@ def plan_group_config(
             ErrorCode.INVALID_REQUEST,
         )
     current = image.group_config(name)
-    if alterations is None:
-        result = touched = replacement(settings)
-    else:
-        result, touched = altered(current, GroupConfig(config, current), GROUP_KEYS, alterations)
+    result, touched = altered(current, GroupConfig(config, current), GROUP_KEYS, alterations, settings)
     try:
         check_group_settings(touched, result, config)
     except ConfigError as error:

@@ -19,7 +19,7 @@ from tidemill.controller.leader_election import (
 )
 from tidemill.controller.lost_replica_reports import reported_losses
 from tidemill.controller.topics import Plan
-from tidemill.coordination.cluster_image import REGISTRATION, BrokerImage
+from tidemill.coordination.cluster_image import REGISTRATION, BrokerImage, registered_epoch
 from tidemill.coordination.cluster_image_loader import load_brokers
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.lost_replicas import LostReplicas
@@ -93,7 +93,9 @@ class Failover:
             broker: registration for broker, registration in registered.items() if broker not in self._dead
         }
         came = [
-            broker for broker, registration in living.items() if _epoch(known, broker) != registration.epoch
+            broker
+            for broker, registration in living.items()
+            if registered_epoch(known, broker) != registration.epoch
         ]
         gone = [broker for broker in known if broker not in living]
         changed = [
@@ -190,19 +192,14 @@ class Failover:
     async def _is_current_registration(self, broker_id: int, *, broker_epoch: int) -> bool:
         """Whether a report under ``broker_epoch`` applies to the current registration of the broker."""
         brokers = self._context.image.brokers
-        known = _epoch(brokers, broker_id)
+        known = registered_epoch(brokers, broker_id)
         if known is None or broker_epoch < known:
             return False
         await self.refresh_brokers()
         # If it has registered again, its replicas are online until it reports them.
-        return _epoch(self._context.image.brokers, broker_id) == known
+        return registered_epoch(self._context.image.brokers, broker_id) == known
 
 
 def _mutable_part(broker: BrokerImage) -> tuple[Mapping[str, Endpoint], LostReplicas]:
     """The parts of a registration that a broker may change while it is registered."""
     return broker.endpoints, broker.lost
-
-
-def _epoch(brokers: Mapping[int, BrokerImage], broker: int) -> int | None:
-    known = brokers.get(broker)
-    return known.epoch if known is not None else None

@@ -15,7 +15,7 @@ from tidemill.coordination.nodes import (
     Endpoint,
     LeaderIsrAndControllerEpoch,
 )
-from tidemill.coordination.topic_image import PartitionImage, TopicImage
+from tidemill.coordination.topic_image import PartitionImage, TopicImage, TopicKey
 from tidemill.coordination.topic_index import TopicIndex
 from tidemill.model.types import NO_BROKER, ZERO_ID
 
@@ -40,6 +40,12 @@ class BrokerImage:
 
     def __repr__(self) -> str:
         return f"BrokerImage({self.broker_id}, {list(self.endpoints)})"
+
+
+def registered_epoch(brokers: Mapping[int, BrokerImage], broker_id: int) -> int | None:
+    """Returns the epoch of the broker's registration, or None without a registration."""
+    known = brokers.get(broker_id)
+    return known.epoch if known is not None else None
 
 
 class ClusterImage:
@@ -89,6 +95,11 @@ class ClusterImage:
         self.unreadable: Mapping[Entity, NodeFormatError] = unreadable or {}
         """Entities with unreadable nodes, by kind (as in the path) and name: a topic is left out of the image
         while one of its nodes is unreadable."""
+
+    def topic_of(self, key: TopicKey) -> TopicImage | None:
+        """Returns the topic with this name and id, or None."""
+        known = self.topics.get(key[0])
+        return known if known is not None and known.topic_id == key[1] else None
 
     def broker_config(self, broker_id: int) -> Mapping[str, str]:
         """The dynamic settings of this broker alone."""

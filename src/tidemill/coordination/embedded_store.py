@@ -67,7 +67,7 @@ class Database:
             self._connection.close()
             raise
         if is_new:
-            sync_directory(os.path.dirname(path) or ".")
+            sync_path(os.path.dirname(path) or ".")
 
     def _prepare(self) -> None:
         execute = self._connection.execute
@@ -133,8 +133,8 @@ class Database:
         self._connection.close()
 
 
-def sync_directory(path: str) -> None:
-    """Returns once the directory entries of ``path`` are durable."""
+def sync_path(path: str) -> None:
+    """Returns once a file, or the entries of a directory, are durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -105,6 +105,11 @@ def check_frame(path: str, version: int) -> bytes:
     return _CHECK_HEADER + _text(path) + _INT.pack(version)
 
 
+def read_frame(path: str) -> bytes:
+    """A read of a node's data, without a watch."""
+    return _READ_HEADER + _text(path) + b"\0"
+
+
 def acl_frame(acl: Sequence[Any]) -> bytes:
     """Encodes an access list (kazoo's), as creations contain it."""
     entries = [
@@ -137,7 +142,7 @@ class Multi:
         return self.body
 
     def deserialize(self, data: bytes, offset: int) -> list[Any]:
-        """Returns one result (path, True, stat or exception) per operation."""
+        """Returns one result (path, True, stat, data with stat, or exception) per operation."""
         results: list[Any] = []
         while True:
             kind, done, _ = _HEADER.unpack_from(data, offset)
@@ -151,6 +156,12 @@ class Multi:
             elif kind == _SET_DATA:
                 results.append(ZnodeStat._make(stat_struct.unpack_from(data, offset)))
                 offset += stat_struct.size
+            elif kind == GetData.type:
+                (size,) = _INT.unpack_from(data, offset)
+                start = offset + _INT.size
+                offset = start + max(size, 0)
+                results.append((data[start:offset], ZnodeStat._make(stat_struct.unpack_from(data, offset))))
+                offset += stat_struct.size
             elif kind == _ERROR:
                 (code,) = _INT.unpack_from(data, offset)
                 offset += _INT.size
@@ -159,36 +170,10 @@ class Multi:
                 results.append(True)
 
 
-class MultiRead:
+class MultiRead(Multi):
     """Reads the data of several nodes in one request (ZooKeeper 3.6); each has its own result."""
 
     type = 22
-    watcher = None
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        self._paths = paths
-
-    def serialize(self) -> bytes:
-        """The body of the request: one read after the other, each after a header."""
-        return b"".join([*(_READ_HEADER + _text(path) + b"\0" for path in self._paths), _END])
-
-    def deserialize(self, data: bytes, offset: int) -> list[Any]:
-        """Returns data and stat, or an exception, per path."""
-        results: list[Any] = []
-        while True:
-            kind, done, _ = _HEADER.unpack_from(data, offset)
-            offset += _HEADER.size
-            if done:
-                return results
-            (number,) = _INT.unpack_from(data, offset)
-            offset += _INT.size
-            if kind == GetData.type:
-                end = offset + max(number, 0)
-                stat = ZnodeStat._make(stat_struct.unpack_from(data, end))
-                results.append((data[offset:end], stat))
-                offset = end + stat_struct.size
-            else:
-                results.append(EXCEPTIONS[number]())
 
 
 class Call:

@@ -53,6 +53,7 @@ from tidemill.coordination.zookeeper_calls import (
     check_frame,
     create_frame,
     delete_frame,
+    read_frame,
     set_frame,
 )
 from tidemill.coordination.zookeeper_errors import (
@@ -181,7 +182,8 @@ class ZooKeeperStore(Store):
         for path in paths:
             check_path(path)
         chunks = [paths[start : start + READS_MAX] for start in range(0, len(paths), READS_MAX)]
-        futures = [self._calls.submit(MultiRead([self._full(path) for path in chunk])) for chunk in chunks]
+        requests = (MultiRead(read_frame(self._full(path)) for path in chunk) for chunk in chunks)
+        futures = [self._calls.submit(request) for request in requests]
         nodes: list[Node | None] = []
         try:
             for chunk, results in zip(chunks, await asyncio.gather(*futures), strict=True):

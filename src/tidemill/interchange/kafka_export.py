@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from tidemill.coordination.coordination_store import subtree
 from tidemill.coordination.embedded_store import FILE_NAME as STORE_FILE
-from tidemill.coordination.embedded_store import EmbeddedStore
+from tidemill.coordination.embedded_store import EmbeddedStore, sync_path
 from tidemill.coordination.nodes import CLUSTER_ID, CONSUMERS, PRODUCER_ID_BLOCK
 from tidemill.interchange.cluster import ClusterMetadata, PartitionEntry, TopicEntry
 from tidemill.interchange.directories import BrokerDirectories, KafkaLogDirectory, missing_links
@@ -243,7 +243,7 @@ def copy_converted(
     for directory in made:
         for name in os.listdir(directory):
             if name.endswith(LOG) and os.path.getsize(f"{directory}/{name}"):
-                _sync(f"{directory}/{name}")
+                sync_path(f"{directory}/{name}")
     for name in CHECKPOINTS:
         _merge_checkpoints(files, found.directories, name, target)
     write_meta_properties(files, target, export)
@@ -288,11 +288,3 @@ def _copy_file(source: str, target: str, on_bytes: Callable[[int], None]) -> Non
                 on_bytes(count)
     stat = os.stat(source)
     os.utime(target, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-
-
-def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -24,6 +24,8 @@ from typing import Final
 
 from tidemill.model.errors import ProtocolError
 from tidemill.wire.codec import decode
+from tidemill.wire.messages.broker_registration import Feature, Listener
+from tidemill.wire.messages.describe_client_quotas import EntityData
 from tidemill.wire.primitives import read_uvarint
 from tidemill.wire.schema import (
     BOOL,
@@ -34,7 +36,6 @@ from tidemill.wire.schema import (
     INT32,
     INT64,
     STRING,
-    UINT16,
     UUID,
     Struct,
     field,
@@ -45,23 +46,6 @@ FRAME_VERSION: Final = 1
 NO_LEADER_CHANGE: Final = -2
 
 
-class RecordEndpoint(Struct):
-    """A listener of a broker or controller."""
-
-    name: str = field(STRING)
-    host: str = field(STRING)
-    port: int = field(UINT16)
-    security_protocol: int = field(INT16)
-
-
-class RecordFeature(Struct):
-    """A feature that a broker or controller supports, with its range of levels."""
-
-    name: str = field(STRING)
-    min_supported_version: int = field(INT16)
-    max_supported_version: int = field(INT16)
-
-
 class RegisterBrokerRecord(Struct, versions="0-4", flexible="0+"):
     """Registers a broker."""
 
@@ -69,8 +53,8 @@ class RegisterBrokerRecord(Struct, versions="0-4", flexible="0+"):
     is_migrating_zk_broker: bool = field(BOOL, "2+")
     incarnation_id: bytes = field(UUID)
     broker_epoch: int = field(INT64)
-    end_points: list[RecordEndpoint] = field([RecordEndpoint])
-    features: list[RecordFeature] = field([RecordFeature])
+    end_points: list[Listener] = field([Listener])
+    features: list[Feature] = field([Feature])
     rack: str | None = field(STRING, nullable="0+")
     fenced: bool = field(BOOL, default=True)
     in_controlled_shutdown: bool = field(BOOL, "1+")
@@ -185,17 +169,10 @@ class FeatureLevelRecord(Struct, versions="0", flexible="0+"):
     feature_level: int = field(INT16)
 
 
-class QuotaEntity(Struct):
-    """A part of the entity of a quota; the name is null for the default."""
-
-    entity_type: str = field(STRING)
-    entity_name: str | None = field(STRING, nullable="0+")
-
-
 class ClientQuotaRecord(Struct, versions="0", flexible="0+"):
     """A quota of a user, a client or an address."""
 
-    entity: list[QuotaEntity] = field([QuotaEntity])
+    entity: list[EntityData] = field([EntityData])
     key: str = field(STRING)
     value: float = field(FLOAT64)
     remove: bool = field(BOOL)
@@ -284,8 +261,8 @@ class RegisterControllerRecord(Struct, versions="0", flexible="0+"):
     controller_id: int = field(INT32)
     incarnation_id: bytes = field(UUID)
     zk_migration_ready: bool = field(BOOL)
-    end_points: list[RecordEndpoint] = field([RecordEndpoint])
-    features: list[RecordFeature] = field([RecordFeature])
+    end_points: list[Listener] = field([Listener])
+    features: list[Feature] = field([Feature])
 
 
 class ClearElrRecord(Struct, versions="0", flexible="0+"):

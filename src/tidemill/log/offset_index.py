@@ -45,11 +45,7 @@ class OffsetIndex(SparseIndex):
         none.
         """
         self.load()
-        requested: i64 = offset - self.base_offset
-        low: i64 = self._slots_up_to(requested, 0)
-        if low == 0:
-            return 0
-        return i64(read_i32_be(self._entry(low - 1), 4))
+        return self._position_before(self._slots_up_to(offset - self.base_offset, 0))
 
     def position_floor(self, position: i64) -> i64:
         """The last indexed position that is at most ``position``; 0 if there is none.
@@ -57,17 +53,15 @@ class OffsetIndex(SparseIndex):
         Batches begin there: a fetch that ends there has only complete batches.
         """
         self.load()
-        low: i64 = self._slots_up_to(position, 4)
-        if low == 0:
-            return 0
-        return i64(read_i32_be(self._entry(low - 1), 4))
+        return self._position_before(self._slots_up_to(position, 4))
 
     def last_position(self) -> i64:
         """The position of the last indexed batch; 0 without entries."""
         self.load()
-        if self.entries == 0:
-            return 0
-        return i64(read_i32_be(self._entry(self.entries - 1), 4))
+        return self._position_before(self.entries)
+
+    def _position_before(self, slot: i64) -> i64:
+        return 0 if slot == 0 else i64(read_i32_be(self._entry(slot - 1), 4))
 
     def entry(self, slot: i64) -> tuple[i64, i64]:
         """Entry ``slot`` as (offset, position)."""

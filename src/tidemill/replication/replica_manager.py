@@ -430,6 +430,9 @@ class ReplicaManager(PartitionEvents, LogFailureHandler):
     def _delete(self, partition: Partition) -> None:
         led = partition.is_leader
         partition.delete()
+        self._stop_replication(partition, led)
+
+    def _stop_replication(self, partition: Partition, led: bool) -> None:
         if self.replica_fetcher_manager is not None:
             self.replica_fetcher_manager.remove_partition(partition)
         if led:
@@ -523,11 +526,7 @@ class ReplicaManager(PartitionEvents, LogFailureHandler):
     def _mark_offline(self, partition: Partition, reason: str) -> None:
         led = partition.is_leader and not partition.is_offline
         partition.mark_offline(reason)
-        if self.replica_fetcher_manager is not None:
-            self.replica_fetcher_manager.remove_partition(partition)
-        if led:
-            for listener in self.leadership_listeners:
-                listener(partition, False)
+        self._stop_replication(partition, led)
 
     # ISR changes
 

@@ -20,14 +20,7 @@ async def handle(
 ) -> messages.AlterConfigsResponse:
     """Returns one result per resource."""
     return messages.AlterConfigsResponse(
-        responses=await alter(
-            broker,
-            context,
-            request.resources,
-            _command,
-            messages.AlterConfigsResourceResponse,
-            request.validate_only,
-        )
+        responses=await alter(broker, context, request.resources, _command, request.validate_only)
     )
 
 

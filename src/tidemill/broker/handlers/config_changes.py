@@ -13,6 +13,7 @@ from tidemill.controller.admin_manager import ConfigCommand
 from tidemill.controller.config_changes import AlterOperation, ResourceType
 from tidemill.model.configs import BROKER_KEYS, TOPIC_KEYS
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.wire.messages import alter_configs as messages
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
@@ -37,7 +38,6 @@ class Resource(Protocol):
 
 
 Change = TypeVar("Change", bound=Resource)
-Result = TypeVar("Result")
 
 
 async def alter(
@@ -45,17 +45,16 @@ async def alter(
     context: RequestContext,
     resources: list[Change],
     command_for: Callable[[int, str, Change], ConfigCommand],
-    result: Callable[..., Result],
     validate_only: bool,
-) -> list[Result]:
+) -> list[messages.AlterConfigsResourceResponse]:
     """Applies the command that ``command_for`` creates for each resource, by its name inside the broker.
 
-    A duplicate resource is refused each time. ``result`` builds the message of one outcome.
+    A duplicate resource is refused each time.
     """
     counts = await context.slices.counts(
         (resource.resource_type, resource.resource_name) for resource in resources
     )
-    results: list[Result] = []
+    results: list[messages.AlterConfigsResourceResponse] = []
     async for resource in context.slices.over(resources):
         kind, name = resource.resource_type, resource.resource_name
         error: KafkaError | None = None
@@ -73,7 +72,7 @@ async def alter(
         except KafkaError as problem:
             error = problem
         results.append(
-            result(
+            messages.AlterConfigsResourceResponse(
                 error_code=ErrorCode.NONE if error is None else error.code,
                 error_message=None if error is None else external_text(error),
                 resource_type=kind,

@@ -21,14 +21,7 @@ async def handle(
 ) -> messages.IncrementalAlterConfigsResponse:
     """Returns one result per resource: all of its changes are applied, or none."""
     return messages.IncrementalAlterConfigsResponse(
-        responses=await alter(
-            broker,
-            context,
-            request.resources,
-            _command,
-            messages.AlterConfigsResourceResponse,
-            request.validate_only,
-        )
+        responses=await alter(broker, context, request.resources, _command, request.validate_only)
     )
 
 

@@ -7,7 +7,6 @@ that missed the deletion still has them, and the topic ids distinguish the topic
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
@@ -52,33 +51,12 @@ async def handle(
         return messages.OffsetFetchResponse(
             topics=await _from_store(broker, context, group_id, request.topics or [])
         )
-    error, offsets = await broker.group_coordinator.fetch(group_id, request.require_stable)
-    if error is not ErrorCode.NONE and context.api_version >= GROUP_ERROR_FROM:
-        return messages.OffsetFetchResponse(error_code=error)
-    topics = []
-    async for name, partitions in context.slices.over(_requested(request.topics, dict(offsets))):
-        committed = dict(offsets.get(name, {}))
-        topic_id = _topic_id(broker, name)
-        results = []
-        async for index in context.slices.over(partitions):
-            results.append(_partition(index, _present(committed.get(index, NO_COMMIT), topic_id), error))
-        topics.append(messages.OffsetFetchResponseTopic(name=name, partitions=results))
-    return messages.OffsetFetchResponse(topics=topics)
+    wanted = messages.OffsetFetchRequestGroup(group_id=group_id, topics=request.topics)
+    found = await _group(broker, context, wanted, request.require_stable)
+    return messages.OffsetFetchResponse(topics=found.topics, error_code=found.error_code)
 
 
 API: Final = declare_api(ApiKey.OFFSET_FETCH, 0, 10, lambda: messages.OffsetFetchRequest, handle)
-
-
-def _requested(
-    topics: list[messages.OffsetFetchRequestTopic] | None, offsets: Offsets
-) -> Iterator[tuple[str, list[int]]]:
-    """Yields the requested topics with their partitions; null requests all."""
-    if topics is not None:
-        for topic in topics:
-            yield topic.name, list(dict.fromkeys(topic.partition_indexes))
-    else:
-        for name, committed in offsets.items():
-            yield name, list(committed)
 
 
 def _topic_id(broker: Broker, name: str) -> bytes:
@@ -134,20 +112,20 @@ async def _group(
     broker: Broker, context: RequestContext, group: messages.OffsetFetchRequestGroup, require_stable: bool
 ) -> messages.OffsetFetchResponseGroup:
     error, offsets = await broker.group_coordinator.fetch(group.group_id, require_stable)
-    if error is not ErrorCode.NONE:
+    if error is not ErrorCode.NONE and context.api_version >= GROUP_ERROR_FROM:
         return messages.OffsetFetchResponseGroup(group_id=group.group_id, error_code=error)
     if group.topics is None:
         topics = await _all_topics(broker, context, offsets)
     else:
         topics = []
         async for topic in context.slices.over(group.topics):
-            result = messages.OffsetFetchResponseTopics(name=topic.name, topic_id=topic.topic_id)
-            name, error = _topic_name(broker, context, topic.name, topic.topic_id)
+            result = messages.OffsetFetchResponseTopic(name=topic.name, topic_id=topic.topic_id)
+            name, topic_error = _topic_name(broker, context, topic.name, topic.topic_id)
             committed = offsets.get(name, {})
             topic_id = _topic_id(broker, name) if topic.topic_id == ZERO_ID else topic.topic_id
             async for index in context.slices.over(dict.fromkeys(topic.partition_indexes)):
                 offset = _present(committed.get(index, NO_COMMIT), topic_id)
-                result.partitions.append(_partitions(index, offset, error))
+                result.partitions.append(_partition(index, offset, error or topic_error))
             topics.append(result)
     return messages.OffsetFetchResponseGroup(group_id=group.group_id, topics=topics)
 
@@ -161,7 +139,7 @@ def _topic_name(broker: Broker, context: RequestContext, name: str, topic_id: by
 
 async def _all_topics(
     broker: Broker, context: RequestContext, offsets: Offsets
-) -> list[messages.OffsetFetchResponseTopics]:
+) -> list[messages.OffsetFetchResponseTopic]:
     """Returns all offsets committed for existing topics; deleted topics have no id to return."""
     topics = []
     async for name, committed in context.slices.over(list(offsets.items())):
@@ -171,18 +149,6 @@ async def _all_topics(
         topic_id = ZERO_ID if image is None else image.topic_id
         partitions = []
         async for index, offset in context.slices.over(list(committed.items())):
-            partitions.append(_partitions(index, _present(offset, topic_id), ErrorCode.NONE))
-        topics.append(messages.OffsetFetchResponseTopics(name=name, topic_id=topic_id, partitions=partitions))
+            partitions.append(_partition(index, _present(offset, topic_id), ErrorCode.NONE))
+        topics.append(messages.OffsetFetchResponseTopic(name=name, topic_id=topic_id, partitions=partitions))
     return topics
-
-
-def _partitions(
-    index: int, offset: CommittedOffset, error: ErrorCode
-) -> messages.OffsetFetchResponsePartitions:
-    return messages.OffsetFetchResponsePartitions(
-        partition_index=index,
-        committed_offset=offset.offset,
-        committed_leader_epoch=offset.leader_epoch,
-        metadata=offset.metadata,
-        error_code=error,
-    )

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
+from tidemill.wire.messages.describe_client_quotas import EntityData
 from tidemill.wire.schema import BOOL, FLOAT64, INT16, INT32, STRING, Struct, field
-
-
-class EntityData(Struct):
-    """One part of an entity: a user, a client id or an address."""
-
-    entity_type: str = field(STRING)
-    entity_name: str | None = field(STRING, nullable="0+")  # null for the default
 
 
 class OpData(Struct):

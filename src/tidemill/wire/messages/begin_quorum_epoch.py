@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidemill.wire.messages.vote import NodeEndpoint
 from tidemill.wire.schema import INT16, INT32, STRING, UINT16, UUID, Struct, field
 
 
@@ -38,7 +39,7 @@ class BeginQuorumEpochRequest(Struct, versions="0-1", flexible="1+"):
     leader_endpoints: list[LeaderEndpoint] = field([LeaderEndpoint], "1+", ignorable=True)
 
 
-class BeginQuorumEpochResponsePartitionData(Struct):
+class QuorumEpochResponsePartition(Struct):
     """One partition."""
 
     partition_index: int = field(INT32)
@@ -47,24 +48,16 @@ class BeginQuorumEpochResponsePartitionData(Struct):
     leader_epoch: int = field(INT32)
 
 
-class BeginQuorumEpochResponseTopicData(Struct):
+class QuorumEpochResponseTopic(Struct):
     """One topic's partitions."""
 
     topic_name: str = field(STRING)
-    partitions: list[BeginQuorumEpochResponsePartitionData] = field([BeginQuorumEpochResponsePartitionData])
-
-
-class NodeEndpoint(Struct):
-    """The address of a node."""
-
-    node_id: int = field(INT32, "1+")
-    host: str = field(STRING, "1+")
-    port: int = field(UINT16, "1+")
+    partitions: list[QuorumEpochResponsePartition] = field([QuorumEpochResponsePartition])
 
 
 class BeginQuorumEpochResponse(Struct, versions="0-1", flexible="1+"):
     """The result of the notification."""
 
     error_code: int = field(INT16)
-    topics: list[BeginQuorumEpochResponseTopicData] = field([BeginQuorumEpochResponseTopicData])
+    topics: list[QuorumEpochResponseTopic] = field([QuorumEpochResponseTopic])
     node_endpoints: list[NodeEndpoint] = field([NodeEndpoint], "1+", tag=0)

@@ -2,24 +2,8 @@
 
 from __future__ import annotations
 
-from tidemill.wire.schema import BOOL, INT16, INT32, STRING, UINT16, UUID, Struct, field
-
-
-class Listener(Struct):
-    """The address of an endpoint."""
-
-    name: str = field(STRING)
-    host: str = field(STRING)
-    port: int = field(UINT16)
-    security_protocol: int = field(INT16)
-
-
-class Feature(Struct):
-    """Levels of a feature that it can run."""
-
-    name: str = field(STRING)
-    min_supported_version: int = field(INT16)
-    max_supported_version: int = field(INT16)
+from tidemill.wire.messages.broker_registration import Feature, Listener
+from tidemill.wire.schema import BOOL, INT16, INT32, STRING, UUID, Struct, field
 
 
 class ControllerRegistrationRequest(Struct, versions="0", flexible="0+"):

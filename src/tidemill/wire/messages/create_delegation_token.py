@@ -5,8 +5,8 @@ from __future__ import annotations
 from tidemill.wire.schema import BYTES, INT16, INT32, INT64, STRING, Struct, field
 
 
-class CreatableRenewers(Struct):
-    """A principal that may renew the token."""
+class Principal(Struct):
+    """The owner or a renewer of a token."""
 
     principal_type: str = field(STRING)  # "User"
     principal_name: str = field(STRING)
@@ -17,7 +17,7 @@ class CreateDelegationTokenRequest(Struct, versions="0-3", flexible="2+"):
 
     owner_principal_type: str | None = field(STRING, "3+", nullable="3+")
     owner_principal_name: str | None = field(STRING, "3+", nullable="3+")
-    renewers: list[CreatableRenewers] = field([CreatableRenewers])
+    renewers: list[Principal] = field([Principal])
     max_lifetime_ms: int = field(INT64)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tidemill.wire.schema import INT16, INT32, STRING, UUID, Struct, field
+from tidemill.wire.messages.initialize_share_group_state import StateResult
+from tidemill.wire.schema import INT32, STRING, UUID, Struct, field
 
 
 class PartitionData(Struct):
@@ -25,22 +26,7 @@ class DeleteShareGroupStateRequest(Struct, versions="0", flexible="0+"):
     topics: list[DeleteStateData] = field([DeleteStateData])
 
 
-class PartitionResult(Struct):
-    """The result of one partition."""
-
-    partition: int = field(INT32)
-    error_code: int = field(INT16)
-    error_message: str | None = field(STRING, nullable="0+", default=None)
-
-
-class DeleteStateResult(Struct):
-    """One topic's partitions."""
-
-    topic_id: bytes = field(UUID)
-    partitions: list[PartitionResult] = field([PartitionResult])
-
-
 class DeleteShareGroupStateResponse(Struct, versions="0", flexible="0+"):
     """The result of each partition."""
 
-    results: list[DeleteStateResult] = field([DeleteStateResult])
+    results: list[StateResult] = field([StateResult])

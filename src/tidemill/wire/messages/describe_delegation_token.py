@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
+from tidemill.wire.messages.create_delegation_token import Principal
 from tidemill.wire.schema import BYTES, INT16, INT32, INT64, STRING, Struct, field
-
-
-class DescribeDelegationTokenOwner(Struct):
-    """An owner of tokens."""
-
-    principal_type: str = field(STRING)  # "User"
-    principal_name: str = field(STRING)
 
 
 class DescribeDelegationTokenRequest(Struct, versions="0-3", flexible="2+"):
     """The owners whose tokens are requested."""
 
-    owners: list[DescribeDelegationTokenOwner] | None = field([DescribeDelegationTokenOwner], nullable="0+")
-
-
-class DescribedDelegationTokenRenewer(Struct):
-    """A principal that may renew the token."""
-
-    principal_type: str = field(STRING)  # "User"
-    principal_name: str = field(STRING)
+    owners: list[Principal] | None = field([Principal], nullable="0+")
 
 
 class DescribedDelegationToken(Struct):
@@ -37,7 +24,7 @@ class DescribedDelegationToken(Struct):
     max_timestamp: int = field(INT64)
     token_id: str = field(STRING)
     hmac: bytes = field(BYTES, secret=True)
-    renewers: list[DescribedDelegationTokenRenewer] = field([DescribedDelegationTokenRenewer])
+    renewers: list[Principal] = field([Principal])
 
 
 class DescribeDelegationTokenResponse(Struct, versions="0-3", flexible="2+"):

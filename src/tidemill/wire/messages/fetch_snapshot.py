@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tidemill.wire.schema import INT16, INT32, INT64, RECORDS, STRING, UINT16, UUID, Struct, field
+from tidemill.wire.messages.vote import NodeEndpoint
+from tidemill.wire.schema import INT16, INT32, INT64, RECORDS, STRING, UUID, Struct, field
 
 
 class SnapshotId(Struct):
@@ -62,14 +63,6 @@ class FetchSnapshotResponseTopicSnapshot(Struct):
 
     name: str = field(STRING)
     partitions: list[FetchSnapshotResponsePartitionSnapshot] = field([FetchSnapshotResponsePartitionSnapshot])
-
-
-class NodeEndpoint(Struct):
-    """The address of a node."""
-
-    node_id: int = field(INT32, "1+")
-    host: str = field(STRING, "1+")
-    port: int = field(UINT16, "1+")
 
 
 class FetchSnapshotResponse(Struct, versions="0-1", flexible="0+"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tidemill.wire.schema import BOOL, INT8, INT16, INT32, STRING, Struct, field
+from tidemill.wire.messages.alter_configs import AlterConfigsResourceResponse
+from tidemill.wire.schema import BOOL, INT8, INT32, STRING, Struct, field
 
 
 class AlterableConfig(Struct):
@@ -26,15 +27,6 @@ class IncrementalAlterConfigsRequest(Struct, versions="0-1", flexible="1+"):
 
     resources: list[AlterConfigsResource] = field([AlterConfigsResource])
     validate_only: bool = field(BOOL)  # check, but change nothing
-
-
-class AlterConfigsResourceResponse(Struct):
-    """Whether one resource was changed."""
-
-    error_code: int = field(INT16)
-    error_message: str | None = field(STRING, nullable="0+")
-    resource_type: int = field(INT8)  # 2: topic, 4: broker, 8: broker logger, 16: client metrics, 32: group
-    resource_name: str = field(STRING)
 
 
 class IncrementalAlterConfigsResponse(Struct, versions="0-1", flexible="1+"):

@@ -35,7 +35,7 @@ class PartitionResult(Struct):
     error_message: str | None = field(STRING, nullable="0+", default=None)
 
 
-class InitializeStateResult(Struct):
+class StateResult(Struct):
     """One topic's partitions."""
 
     topic_id: bytes = field(UUID)
@@ -45,4 +45,4 @@ class InitializeStateResult(Struct):
 class InitializeShareGroupStateResponse(Struct, versions="0", flexible="0+"):
     """The result of each partition."""
 
-    results: list[InitializeStateResult] = field([InitializeStateResult])
+    results: list[StateResult] = field([StateResult])

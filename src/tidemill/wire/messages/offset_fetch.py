@@ -6,18 +6,11 @@ from tidemill.wire.schema import BOOL, INT16, INT32, INT64, STRING, UUID, Struct
 
 
 class OffsetFetchRequestTopic(Struct):
-    """Partitions to look up, in versions with one group per request."""
+    """Partitions to look up."""
 
-    name: str = field(STRING, "0-7")
-    partition_indexes: list[int] = field([INT32], "0-7")
-
-
-class OffsetFetchRequestTopics(Struct):
-    """Partitions to look up, in versions with several groups per request."""
-
-    name: str = field(STRING, "8-9", ignorable=True)
+    name: str = field(STRING, "0-9", ignorable=True)
     topic_id: bytes = field(UUID, "10+", ignorable=True)
-    partition_indexes: list[int] = field([INT32], "8+")
+    partition_indexes: list[int] = field([INT32])
 
 
 class OffsetFetchRequestGroup(Struct):
@@ -28,7 +21,7 @@ class OffsetFetchRequestGroup(Struct):
     member_id: str | None = field(STRING, "9+", nullable="9+", default=None, ignorable=True)
     member_epoch: int = field(INT32, "9+", default=-1, ignorable=True)
     # null for all of the group's
-    topics: list[OffsetFetchRequestTopics] | None = field([OffsetFetchRequestTopics], "8+", nullable="8+")
+    topics: list[OffsetFetchRequestTopic] | None = field([OffsetFetchRequestTopic], "8+", nullable="8+")
 
 
 class OffsetFetchRequest(Struct, versions="0-10", flexible="6+"):
@@ -42,45 +35,28 @@ class OffsetFetchRequest(Struct, versions="0-10", flexible="6+"):
 
 
 class OffsetFetchResponsePartition(Struct):
-    """An offset, in versions with one group per request."""
+    """An offset."""
 
-    partition_index: int = field(INT32, "0-7")
-    committed_offset: int = field(INT64, "0-7")  # -1 where none is stored
-    committed_leader_epoch: int = field(INT32, "5-7", default=-1, ignorable=True)
-    metadata: str | None = field(STRING, "0-7", nullable="0-7")
-    error_code: int = field(INT16, "0-7")
+    partition_index: int = field(INT32)
+    committed_offset: int = field(INT64)  # -1 where none is stored
+    committed_leader_epoch: int = field(INT32, "5+", default=-1, ignorable=True)
+    metadata: str | None = field(STRING, nullable="0+")
+    error_code: int = field(INT16)
 
 
 class OffsetFetchResponseTopic(Struct):
-    """One topic's offsets, in versions with one group per request."""
+    """One topic's offsets."""
 
-    name: str = field(STRING, "0-7")
-    partitions: list[OffsetFetchResponsePartition] = field([OffsetFetchResponsePartition], "0-7")
-
-
-class OffsetFetchResponsePartitions(Struct):
-    """An offset, in versions with several groups per request."""
-
-    partition_index: int = field(INT32, "8+")
-    committed_offset: int = field(INT64, "8+")  # -1 where none is stored
-    committed_leader_epoch: int = field(INT32, "8+", default=-1, ignorable=True)
-    metadata: str | None = field(STRING, "8+", nullable="8+")
-    error_code: int = field(INT16, "8+")
-
-
-class OffsetFetchResponseTopics(Struct):
-    """One topic's offsets, in versions with several groups per request."""
-
-    name: str = field(STRING, "8-9", ignorable=True)
+    name: str = field(STRING, "0-9", ignorable=True)
     topic_id: bytes = field(UUID, "10+", ignorable=True)
-    partitions: list[OffsetFetchResponsePartitions] = field([OffsetFetchResponsePartitions], "8+")
+    partitions: list[OffsetFetchResponsePartition] = field([OffsetFetchResponsePartition])
 
 
 class OffsetFetchResponseGroup(Struct):
     """One group's offsets, or the error."""
 
     group_id: str = field(STRING, "8+")
-    topics: list[OffsetFetchResponseTopics] = field([OffsetFetchResponseTopics], "8+")
+    topics: list[OffsetFetchResponseTopic] = field([OffsetFetchResponseTopic], "8+")
     error_code: int = field(INT16, "8+")
 
 

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
+from tidemill.wire.messages.read_share_group_state import ReadStateData
 from tidemill.wire.schema import INT16, INT32, INT64, STRING, UUID, Struct, field
-
-
-class PartitionData(Struct):
-    """One partition."""
-
-    partition: int = field(INT32)
-    leader_epoch: int = field(INT32)
-
-
-class ReadStateSummaryData(Struct):
-    """One topic's partitions."""
-
-    topic_id: bytes = field(UUID)
-    partitions: list[PartitionData] = field([PartitionData])
 
 
 class ReadShareGroupStateSummaryRequest(Struct, versions="0-1", flexible="0+"):
     """The partitions."""
 
     group_id: str = field(STRING)
-    topics: list[ReadStateSummaryData] = field([ReadStateSummaryData])
+    topics: list[ReadStateData] = field([ReadStateData])
 
 
 class PartitionResult(Struct):

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from tidemill.wire.schema import BOOL, INT8, INT16, INT32, INT64, STRING, UUID, Struct, field
-
-
-class AcknowledgementBatch(Struct):
-    """The acknowledgement of a range of records."""
-
-    first_offset: int = field(INT64)
-    last_offset: int = field(INT64)
-    acknowledge_types: list[int] = field([INT8])
+from tidemill.wire.messages.share_fetch import AcknowledgementBatch, LeaderIdAndEpoch, NodeEndpoint
+from tidemill.wire.schema import BOOL, INT16, INT32, STRING, UUID, Struct, field
 
 
 class AcknowledgePartition(Struct):
@@ -37,13 +30,6 @@ class ShareAcknowledgeRequest(Struct, versions="1-2", flexible="0+"):
     topics: list[AcknowledgeTopic] = field([AcknowledgeTopic])
 
 
-class LeaderIdAndEpoch(Struct):
-    """The leader and its epoch."""
-
-    leader_id: int = field(INT32)
-    leader_epoch: int = field(INT32)
-
-
 class PartitionData(Struct):
     """One partition."""
 
@@ -58,15 +44,6 @@ class ShareAcknowledgeTopicResponse(Struct):
 
     topic_id: bytes = field(UUID)
     partitions: list[PartitionData] = field([PartitionData])
-
-
-class NodeEndpoint(Struct):
-    """The address of a node."""
-
-    node_id: int = field(INT32)
-    host: str = field(STRING)
-    port: int = field(INT32)
-    rack: str | None = field(STRING, nullable="0+", default=None)
 
 
 class ShareAcknowledgeResponse(Struct, versions="1-2", flexible="0+"):

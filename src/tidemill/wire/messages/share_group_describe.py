@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tidemill.wire.schema import BOOL, INT16, INT32, STRING, UUID, Struct, field
+from tidemill.wire.messages.consumer_group_describe import Assignment
+from tidemill.wire.schema import BOOL, INT16, INT32, STRING, Struct, field
 
 
 class ShareGroupDescribeRequest(Struct, versions="1", flexible="0+"):
@@ -10,20 +11,6 @@ class ShareGroupDescribeRequest(Struct, versions="1", flexible="0+"):
 
     group_ids: list[str] = field([STRING])
     include_authorized_operations: bool = field(BOOL)
-
-
-class TopicPartitions(Struct):
-    """One topic's partitions."""
-
-    topic_id: bytes = field(UUID)
-    topic_name: str = field(STRING)
-    partitions: list[int] = field([INT32])
-
-
-class Assignment(Struct):
-    """A member's assignment."""
-
-    topic_partitions: list[TopicPartitions] = field([TopicPartitions])
 
 
 class Member(Struct):

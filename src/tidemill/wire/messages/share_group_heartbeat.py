@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tidemill.wire.schema import INT16, INT32, STRING, UUID, Struct, field
+from tidemill.wire.messages.consumer_group_heartbeat import Assignment
+from tidemill.wire.schema import INT16, INT32, STRING, Struct, field
 
 
 class ShareGroupHeartbeatRequest(Struct, versions="1", flexible="0+"):
@@ -13,19 +14,6 @@ class ShareGroupHeartbeatRequest(Struct, versions="1", flexible="0+"):
     member_epoch: int = field(INT32)
     rack_id: str | None = field(STRING, nullable="0+", default=None)
     subscribed_topic_names: list[str] | None = field([STRING], nullable="0+", default=None)
-
-
-class TopicPartitions(Struct):
-    """One topic's partitions."""
-
-    topic_id: bytes = field(UUID)
-    partitions: list[int] = field([INT32])
-
-
-class Assignment(Struct):
-    """A member's assignment."""
-
-    topic_partitions: list[TopicPartitions] = field([TopicPartitions])
 
 
 class ShareGroupHeartbeatResponse(Struct, versions="1", flexible="0+"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tidemill.wire.schema import BOOL, INT16, INT32, INT64, STRING, UINT16, Struct, field
+from tidemill.wire.messages.streams_group_heartbeat import Endpoint, KeyValue, TaskIds, TaskOffset, TopicInfo
+from tidemill.wire.schema import BOOL, INT16, INT32, STRING, Struct, field
 
 
 class StreamsGroupDescribeRequest(Struct, versions="0", flexible="0+"):
@@ -10,22 +11,6 @@ class StreamsGroupDescribeRequest(Struct, versions="0", flexible="0+"):
 
     group_ids: list[str] = field([STRING])
     include_authorized_operations: bool = field(BOOL)
-
-
-class KeyValue(Struct):
-    """A setting."""
-
-    key: str = field(STRING)
-    value: str = field(STRING)
-
-
-class TopicInfo(Struct):
-    """A topic that the application needs."""
-
-    name: str = field(STRING)
-    partitions: int = field(INT32)
-    replication_factor: int = field(INT16)
-    topic_configs: list[KeyValue] = field([KeyValue])
 
 
 class Subtopology(Struct):
@@ -43,28 +28,6 @@ class Topology(Struct):
 
     epoch: int = field(INT32)
     subtopologies: list[Subtopology] | None = field([Subtopology], nullable="0+", default=None)
-
-
-class Endpoint(Struct):
-    """The address of a member."""
-
-    host: str = field(STRING)
-    port: int = field(UINT16)
-
-
-class TaskOffset(Struct):
-    """The progress of a task."""
-
-    subtopology_id: str = field(STRING)
-    partition: int = field(INT32)
-    offset: int = field(INT64)
-
-
-class TaskIds(Struct):
-    """Tasks of one part."""
-
-    subtopology_id: str = field(STRING)
-    partitions: list[int] = field([INT32])
 
 
 class Assignment(Struct):

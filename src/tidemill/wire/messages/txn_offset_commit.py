@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidemill.wire.messages.offset_commit import OffsetCommitResponsePartition
 from tidemill.wire.schema import INT16, INT32, INT64, STRING, Struct, field
 
 
@@ -35,18 +36,11 @@ class TxnOffsetCommitRequest(Struct, versions="0-5", flexible="3+"):
     topics: list[TxnOffsetCommitRequestTopic] = field([TxnOffsetCommitRequestTopic])
 
 
-class TxnOffsetCommitResponsePartition(Struct):
-    """The result of one offset."""
-
-    partition_index: int = field(INT32)
-    error_code: int = field(INT16)
-
-
 class TxnOffsetCommitResponseTopic(Struct):
     """One topic's results."""
 
     name: str = field(STRING)
-    partitions: list[TxnOffsetCommitResponsePartition] = field([TxnOffsetCommitResponsePartition])
+    partitions: list[OffsetCommitResponsePartition] = field([OffsetCommitResponsePartition])
 
 
 class TxnOffsetCommitResponse(Struct, versions="0-5", flexible="3+"):

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from tidemill.wire.schema import INT16, INT32, STRING, UINT16, UUID, Struct, field
-
-
-class Listener(Struct):
-    """The address of an endpoint."""
-
-    name: str = field(STRING)
-    host: str = field(STRING)
-    port: int = field(UINT16)
+from tidemill.wire.messages.add_raft_voter import Listener
+from tidemill.wire.schema import INT16, INT32, STRING, UUID, Struct, field
 
 
 class KRaftVersionFeature(Struct):

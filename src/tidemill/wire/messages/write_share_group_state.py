@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from tidemill.wire.schema import INT8, INT16, INT32, INT64, STRING, UUID, Struct, field
-
-
-class StateBatch(Struct):
-    """The state of a range of records."""
-
-    first_offset: int = field(INT64)
-    last_offset: int = field(INT64)
-    delivery_state: int = field(INT8)
-    delivery_count: int = field(INT16)
+from tidemill.wire.messages.initialize_share_group_state import StateResult
+from tidemill.wire.messages.read_share_group_state import StateBatch
+from tidemill.wire.schema import INT32, INT64, STRING, UUID, Struct, field
 
 
 class PartitionData(Struct):
@@ -39,22 +32,7 @@ class WriteShareGroupStateRequest(Struct, versions="0-1", flexible="0+"):
     topics: list[WriteStateData] = field([WriteStateData])
 
 
-class PartitionResult(Struct):
-    """The result of one partition."""
-
-    partition: int = field(INT32)
-    error_code: int = field(INT16)
-    error_message: str | None = field(STRING, nullable="0+", default=None)
-
-
-class WriteStateResult(Struct):
-    """One topic's partitions."""
-
-    topic_id: bytes = field(UUID)
-    partitions: list[PartitionResult] = field([PartitionResult])
-
-
 class WriteShareGroupStateResponse(Struct, versions="0-1", flexible="0+"):
     """The result of each partition."""
 
-    results: list[WriteStateResult] = field([WriteStateResult])
+    results: list[StateResult] = field([StateResult])

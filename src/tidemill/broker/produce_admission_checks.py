@@ -66,7 +66,7 @@ class ProducePartitionCheck(ProduceAdmissionCheck):
 
 
 class ProduceRecordsCheck(ProduceAdmissionCheck):
-    """A reason to refuse the records of a partition of which this broker is the leader."""
+    """A reason to refuse the records of a partition that this broker leads."""
 
     def refuse_records(
         self, request: ProduceRequest, data: bytes, records: PartitionRecords

@@ -207,7 +207,7 @@ def parse_batch(data: bytes, position: i64, end: i64) -> Batch:
 
 
 def size_of_batch(data: bytes, position: i64 = 0) -> i64:
-    """Returns the size of the batch or entry at ``position``, of which ``data`` has 12 bytes at least."""
+    """Returns the size of the batch or entry at ``position``. ``data`` has at least its first 12 bytes."""
     return i64(read_i32_be(data, position + LENGTH)) + LOG_OVERHEAD
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import socket
 import struct
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from broker_listeners import IgnoringReplicaManagerListener
@@ -415,3 +417,20 @@ def bench_in(directory: Path, **options: Any) -> Iterator[Bench]:
         yield bench
     finally:
         bench.close()
+
+
+def checks_of(module: ModuleType) -> list[str]:
+    """Returns the names of the checks that the functions ``refusal_of_...`` of ``module`` call, in order.
+
+    A check is a function ``<name>_error``.
+    """
+    tree = ast.parse(Path(str(module.__file__)).with_suffix("").with_suffix(".py").read_text())
+    return [
+        called.func.id.removesuffix("_error").replace("_", " ")
+        for function in tree.body
+        if isinstance(function, ast.FunctionDef) and function.name.startswith("refusal_of_")
+        for called in sorted(
+            (node for node in ast.walk(function) if isinstance(node, ast.Call)), key=lambda node: node.lineno
+        )
+        if isinstance(called.func, ast.Name)
+    ]

@@ -109,6 +109,20 @@ def test_a_read_reports_whether_its_bytes_were_written_recently(log_of: MakeLog,
     assert not is_recent(end - 2)
 
 
+@pytest.mark.parametrize("appends", [0, 1, 2, RECENT - 1, RECENT, RECENT + 1, 3 * RECENT + 5])
+def test_each_recent_batch_is_found_by_its_first_offset(
+    log_of: MakeLog, batch: MakeBatch, appends: int
+) -> None:
+    log = log_of()
+    positions: dict[int, int] = {}
+    for number in range(appends):
+        positions[int(log.end_offset)] = int(log.active.size)
+        log.append(batch(2 + number % 2), 0, NOW)
+    recent = dict(list(positions.items())[-RECENT:])
+    offsets = range(int(log.end_offset) + 2)
+    assert [log.active.recent_position(at) for at in offsets] == [recent.get(at, -1) for at in offsets]
+
+
 def test_a_limit_in_a_later_segment_reads_no_files(batch: MakeBatch) -> None:
     files = FaultyFiles()
     files.make_directory("/t-0")

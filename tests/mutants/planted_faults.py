@@ -99,8 +99,8 @@ LEADER: Final = (
     Fault(
         "fetch-of-former-registration-accepted",
         "broker/fetch_admission_checks.py",
-        "        if not admission.is_epoch_stale:\n",
-        "        if True:\n",
+        "    if not admission.is_epoch_stale:\n",
+        "    if True:\n",
         "A fetch is ignored if the leader has read a later registration of the follower.",
         reason="A fetch must arrive after the leader has read the next registration of its broker: this"
         " occurs in 4 of 300 seeds.",

@@ -1,4 +1,6 @@
-"""The refusals of Fetch requests: one table, which is checked before a partition is read. Compiled.
+"""The refusals of Fetch requests, which are checked before a partition is read. Compiled.
+
+:func:`refusal_of_partition` is the table of all refusals.
 
 A refused partition has the error as its result. The error completes the fetch, and does not affect the other
 partitions. An admitted partition is read by :mod:`tidemill.broker.fetch_reader`.
@@ -10,7 +12,7 @@ a follower while it records the fetch (:meth:`Partition.fetched_by`). The errors
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
@@ -46,115 +48,80 @@ class FetchAdmission:
         """The follower has registered again since it sent the request."""
 
 
-class FetchCheck:
-    """A reason to refuse a partition."""
-
-    name: ClassVar[str] = ""
-
-    def refuse(self, admission: FetchAdmission, data: FetchPartitionData) -> KafkaError | None:
-        """Returns the error of the partition whose result will be ``data``; None admits it."""
-        raise NotImplementedError
-
-
-class FetchUnknownPartitionCheck(FetchCheck):
-    """This broker has a replica of the partition."""
-
-    name = "unknown partition"
-
-    def refuse(self, admission: FetchAdmission, data: FetchPartitionData) -> KafkaError | None:
-        if data.partition is not None:
-            return None
-        # A constant text: the key may be long, and one request may name it for many partitions.
-        return KafkaError(
-            "this broker does not have the partition",
-            ErrorCode.UNKNOWN_TOPIC_ID
-            if admission.request.by_id and data.requested.key not in admission.topics
-            else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        )
+def unknown_partition_error(admission: FetchAdmission, data: FetchPartitionData) -> KafkaError | None:
+    """Returns an error unless this broker has a replica of the partition."""
+    if data.partition is not None:
+        return None
+    # A constant text: the key may be long, and one request may name it for many partitions.
+    return KafkaError(
+        "this broker does not have the partition",
+        ErrorCode.UNKNOWN_TOPIC_ID
+        if admission.request.by_id and data.requested.key not in admission.topics
+        else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    )
 
 
-class FetchLeaderCheck(FetchCheck):
-    """The log is readable, this broker leads the partition, and the client has the current leader epoch.
+def leader_error(request: FetchRequest, data: FetchPartitionData) -> KafkaError | None:
+    """Returns an error for an unreadable log, on a broker that does not lead, or for another leader epoch.
 
     Consumers may read from a follower as well, from version 11 on.
     """
-
-    name = "leader"
-
-    def refuse(self, admission: FetchAdmission, data: FetchPartitionData) -> KafkaError | None:
-        partition = data.partition
-        if partition is None:
-            return None
-        request = admission.request
-        try:
-            if request.replica_id == CONSUMER and request.version >= ANY_REPLICA_FROM:
-                partition.check_readable(data.requested.leader_epoch)
-            else:
-                partition.check_leader(data.requested.leader_epoch)
-        except KafkaError as error:
-            return error
+    partition = data.partition
+    if partition is None:
         return None
+    try:
+        if request.replica_id == CONSUMER and request.version >= ANY_REPLICA_FROM:
+            partition.check_readable(data.requested.leader_epoch)
+        else:
+            partition.check_leader(data.requested.leader_epoch)
+    except KafkaError as error:
+        return error
+    return None
 
 
-class FetchBrokerEpochCheck(FetchCheck):
-    """The follower has not registered again since it sent the request.
+def broker_epoch_error(admission: FetchAdmission) -> KafkaError | None:
+    """Returns an error if the follower has registered again since it sent the request.
 
-    Otherwise it may have lost the records that it had when it sent the request.
+    It may have lost the records that it had when it sent the request.
 
     Source: Apache Kafka, ``Replica.updateFetchStateOrThrow``.
     """
-
-    name = "broker epoch"
-
-    def refuse(self, admission: FetchAdmission, data: FetchPartitionData) -> KafkaError | None:
-        if not admission.is_epoch_stale:
-            return None
-        request = admission.request
-        return KafkaError(
-            f"broker {request.replica_id} has registered again since its epoch {request.replica_epoch}",
-            ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        )
+    if not admission.is_epoch_stale:
+        return None
+    request = admission.request
+    return KafkaError(
+        f"broker {request.replica_id} has registered again since its epoch {request.replica_epoch}",
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    )
 
 
-class FetchZstdCheck(FetchCheck):
-    """Clients of the request's version know zstd, or the response has no records of a topic with zstd."""
-
-    name = "zstd"
-
-    def refuse(self, admission: FetchAdmission, data: FetchPartitionData) -> KafkaError | None:
-        partition = data.partition
-        version = admission.request.version
-        if (
-            version >= ZSTD_FROM
-            or not admission.results.has_room
-            or partition is None
-            or partition.message_format.codec != ZSTD
-        ):
-            return None
-        return KafkaError(
-            f"{partition.topic} is compressed with zstd, which Fetch {version} does not know",
-            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
-        )
-
-
-CHECKS: Final[list[FetchCheck]] = [
-    FetchUnknownPartitionCheck(),
-    FetchLeaderCheck(),
-    FetchBrokerEpochCheck(),
-    FetchZstdCheck(),
-]
-"""All refusals, in the order of their precedence: the first error is the result of the partition.
-
-To add a refusal (by access rules or a quota), write a subclass of :class:`FetchCheck`, and add it here before
-the checks that it precedes. A check of access belongs between those for existence and for leadership, so that
-a client without access gets no information about the partition.
-"""
+def zstd_error(admission: FetchAdmission, data: FetchPartitionData) -> KafkaError | None:
+    """Returns an error if clients of the request's version do not know the codec of the topic, zstd."""
+    version = admission.request.version
+    partition = data.partition
+    if (
+        version >= ZSTD_FROM
+        or not admission.results.has_room
+        or partition is None
+        or partition.message_format.codec != ZSTD
+    ):
+        return None
+    return KafkaError(
+        f"{partition.topic} is compressed with zstd, which Fetch {version} does not know",
+        ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+    )
 
 
 def refusal_of_partition(admission: FetchAdmission, data: FetchPartitionData) -> KafkaError | None:
-    """Returns the first error of the table for a partition."""
-    for check in CHECKS:
-        error = check.refuse(admission, data)
-        if error is not None:
-            return error
-    return None
+    """Returns the first error of the table for the partition of ``data``; None admits it.
+
+    To add a refusal (by access rules or a quota), write a function that returns its error, and call it here
+    before the checks that it precedes. A check of access belongs between those for existence and for
+    leadership, so that a client without access gets no information about the partition.
+    """
+    return (
+        unknown_partition_error(admission, data)
+        or leader_error(admission.request, data)
+        or broker_epoch_error(admission)
+        or zstd_error(admission, data)
+    )

@@ -230,15 +230,24 @@ class LogSegment:
 
     def recent_position(self, offset: i64) -> i64:
         """The position of the batch that begins with ``offset`` if it was appended recently; else -1."""
-        count: i64 = self._recent_count
-        lowest: i64 = count - RECENT
-        if lowest < 0:
-            lowest = 0
-        while count > lowest:
-            count -= 1
-            base: i64 = self._recent_offsets[count & (RECENT - 1)]
-            if base <= offset:
-                return self._recent_positions[count & (RECENT - 1)] if base == offset else -1
+        high: i64 = self._recent_count - 1
+        low: i64 = high - (RECENT - 1)
+        if low < 0:
+            low = 0
+        # Most reads are of the newest batch.
+        if high < 0 or self._recent_offsets[high & (RECENT - 1)] < offset:
+            return -1
+        middle: i64 = high
+        while low <= high:
+            slot: i64 = middle & (RECENT - 1)
+            base: i64 = self._recent_offsets[slot]
+            if base == offset:
+                return self._recent_positions[slot]
+            if base < offset:
+                low = middle + 1
+            else:
+                high = middle - 1
+            middle = (low + high) >> 1
         return -1
 
     def translate_offset(self, offset: i64) -> i64:

@@ -92,7 +92,7 @@ NO_TIMESTAMP: Final = -1
 
 SEQUENCE_MAX: Final = 0x7FFFFFFF
 
-_BASE_OFFSET_MAX: Final = 0x7FFFFFFF00000000
+_BASE_OFFSET_MAX: Final[i64] = i64(0x7FFFFFFF00000000)
 
 
 @mypyc_attr(acyclic=True, free_list_len=1)

@@ -103,7 +103,7 @@ class RecordWalk:
         """The largest timestamp so far, -1 without one."""
         self.errors: list[tuple[int, str]] = []
         """(index in the batch, the problem of that record)"""
-        self.error_code: ErrorCode = ErrorCode.NONE
+        self.error_code: ErrorCode | None = None
         """The code of the first of :attr:`errors`."""
 
     def step(self, records_max: i64 = SLICE_RECORDS) -> bool:
@@ -186,7 +186,7 @@ def finish_validation(batch: Batch, walk: RecordWalk, limits: RecordLimits) -> B
         raise InvalidRecord(
             f"{len(walk.errors)} of {batch.record_count} records cannot be stored, so none was; "
             f"record {index}: {text}",
-            walk.error_code,
+            walk.error_code or ErrorCode.INVALID_RECORD,
             tuple(walk.errors),
         )
     if limits.check_timestamps and walk.max_timestamp != batch.max_timestamp:

@@ -23,8 +23,9 @@ from mypy_extensions import i64
 
 from tidemill.model.errors import InvalidRecord
 
-INT64_MAX: Final = 0x7FFFFFFFFFFFFFFF
-INT64_MIN: Final = -INT64_MAX - 1
+# mypyc boxes an integer literal of more than 62 bits each time, but not the result of a call.
+INT64_MAX: Final[i64] = i64(0x7FFFFFFFFFFFFFFF)
+INT64_MIN: Final[i64] = -INT64_MAX - 1
 
 VARINT_BYTES_MAX: Final = 5
 VARLONG_BYTES_MAX: Final = 10

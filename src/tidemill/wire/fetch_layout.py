@@ -73,7 +73,7 @@ DIVERGING_EPOCH_BYTES_MIN: Final = 4 + 8
 
 BYTES_MAX: Final[i64] = 0x7FFFFFFF
 """The limit of a response in versions without the field."""
-HIGH_WATERMARK_UNKNOWN: Final[i64] = 0x7FFFFFFFFFFFFFFF
+HIGH_WATERMARK_UNKNOWN: Final[i64] = i64(0x7FFFFFFFFFFFFFFF)
 """The default of the high watermark in a request."""
 
 

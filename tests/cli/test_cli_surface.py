@@ -142,6 +142,12 @@ def test_a_configuration_is_checked_without_a_start(tmp_path: Path) -> None:
     assert "geheim" not in invoke("config", "check", "-c", str(file)).output
 
 
+def test_a_wrong_log_level_names_the_option() -> None:
+    refused = invoke("serve", "--log-level", "net=loud")
+    assert refused.exit_code == 2
+    assert "--log-level=net=loud: allowed is one of trace, debug" in refused.output
+
+
 def test_a_configuration_is_checked_as_serve_does(tmp_path: Path) -> None:
     file = tmp_path / "server.properties"
     file.write_text("num.partitions=3\n=novalue\n")

@@ -95,8 +95,18 @@ def test_a_directory_of_another_cluster_or_broker_is_rejected(tmp_path: Path) ->
     opened(tmp_path).close(NOW, {})
     with pytest.raises(ConfigError, match="belongs to cluster ccccccc"):
         opened(tmp_path, cluster="x" * 22)
-    with pytest.raises(ConfigError, match=r"belongs to broker 1, but this is broker 2: set broker.id=1"):
+    with pytest.raises(ConfigError, match=r"belongs to broker 1, but this is broker 2: set node.id=1"):
         opened(tmp_path, node=2)
+
+
+def test_other_directories_are_reported_and_ignored(tmp_path: Path) -> None:
+    for name in ("src", "docs", ".git", "lost+found", "t-0-stray", *(f"x{number}" for number in range(6))):
+        (tmp_path / name).mkdir()
+    (tmp_path / "notes.txt").touch()
+    manager = opened(tmp_path)
+    (warning,) = [line for line in manager.dirs.warnings if "no partitions" in line]
+    assert "docs, src, x0, x1, x2 and 3 more; if this is not the data directory of a broker" in warning
+    assert str(tmp_path) in warning
 
 
 def test_new_partitions_are_placed_in_the_directory_with_the_fewest_partitions(tmp_path: Path) -> None:

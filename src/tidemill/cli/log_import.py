@@ -188,6 +188,9 @@ def _metadata(
         metadata = os.path.abspath(metadata)
         below = f"{metadata}/{METADATA_DIRECTORY}"
         places = [below if os.path.isdir(below) else metadata]
+    if not places and any(directory.has_store for directory in found.directories):
+        # The plan reports that a directory already belongs to Tidemill.
+        return metadata_of_directories(found)
     if not places:
         raise click.UsageError(
             f"{found.paths[0]} does not contain the settings of its topics: Kafka keeps them in ZooKeeper "

@@ -64,9 +64,15 @@ def command(
 
     It listens on port 9092 and keeps its data in ./tidemill-data by default.
     """
+    from tidemill.model.errors import ConfigError
+    from tidemill.server.logging import parse_levels
     from tidemill.server.process import ServeOptions, serve
 
     pairs("--set", sets)
+    try:
+        parse_levels(log_level.split(",") if log_level else [], "--log-level")
+    except ConfigError as problem:
+        raise click.UsageError(str(problem)) from None
     if ready_file is not None and os.path.isfile(ready_file):
         # The file is of an earlier start: a process that waits for this start must not read it.
         os.remove(ready_file)

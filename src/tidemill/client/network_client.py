@@ -116,9 +116,10 @@ class NetworkClient:
                 return self._open(node_id, purpose)
             if time.monotonic() + pause > deadline:
                 node = self.nodes.get(node_id)
+                failure = self._broker_failures.reason(node_id)
                 raise BrokerUnreachable(
-                    f"broker {node.address if node else node_id} failed a moment ago, and is not tried again "
-                    "within the timeout; is it running?",
+                    f"broker {node.address if node else node_id} is not tried again within the timeout: "
+                    f"{failure[1] if failure else 'it failed a moment ago; is it running?'}",
                     broker=node.address if node else None,
                 )
             time.sleep(pause)

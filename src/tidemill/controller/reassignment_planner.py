@@ -123,15 +123,18 @@ def _check_room(current: Assignment, staying: Racks, gone: Collection[int]) -> N
         if sum(broker in gone for broker in replicas) > len(staying.keys() - set(replicas)):
             topic, count = partition.topic, len(replicas)
             raise KafkaError(
-                f"{topic}-{partition.partition} has {count} replicas, and without brokers {_ids(gone)} too "
-                f"few live brokers remain ({_ids(staying) or 'none'}). Add a broker, or first lower the "
+                f"{topic}-{partition.partition} has {count} replicas. Without {_brokers(gone)} too few live "
+                f"brokers remain: {_brokers(staying)}. Start a stopped broker, add one, or first lower the "
                 f"topic's replication factor ('tidemill topic alter {topic} --replication-factor N').",
                 ErrorCode.INVALID_REPLICATION_FACTOR,
             )
 
 
-def _ids(brokers: Collection[int]) -> str:
-    return ", ".join(map(str, sorted(brokers)))
+def _brokers(ids: Collection[int]) -> str:
+    """Names brokers in a message: "broker 1", "brokers 1, 2", "none"."""
+    if not ids:
+        return "none"
+    return f"broker{'s' if len(ids) > 1 else ''} {', '.join(map(str, sorted(ids)))}"
 
 
 class _Placement:

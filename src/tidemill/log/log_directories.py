@@ -452,7 +452,7 @@ class DataDirectories:
         if meta.node_id >= 0 and meta.node_id != node_id:
             raise ConfigError(
                 f"the data directory {directory.path} belongs to broker {meta.node_id}, but this is broker "
-                f"{node_id}: set broker.id={meta.node_id}, or use another log.dirs ({path})"
+                f"{node_id}: set node.id={meta.node_id}, or use another log.dirs ({path})"
             )
         if not meta.cluster_id or meta.node_id < 0 or not meta.directory_id or meta.version != version:
             directory_id = meta.directory_id or encode_id(new_id())

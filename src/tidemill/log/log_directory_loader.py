@@ -18,7 +18,7 @@ A move between directories that was interrupted is continued:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from typing import Final, NamedTuple
@@ -59,6 +59,9 @@ from tidemill.model.types import ZERO_ID, TopicPartition
 
 logger = logging.getLogger("tidemill.log")
 
+LOST_AND_FOUND: Final = "lost+found"
+NAMES_SHOWN: Final = 5
+"""The number of names of other directories in a warning."""
 PROGRESS_S: Final = 5.0
 """The interval of progress reports about a directory."""
 
@@ -185,6 +188,7 @@ class LogDirectoryLoader:
         self._read_offsets(directory.start_offsets)
         high_watermarks = self._read_offsets(directory.high_watermarks)
         places = [place for name in names if (place := self._place(directory, name)) is not None]
+        self._warn_of_other_directories(directory, names)
         self._record_boot(directory, bool(places), is_distrusted)
         # From here on, any crash is an unclean shutdown, including a crash of this start.
         remove_clean_shutdown(self.files, directory.file(CLEAN_SHUTDOWN), directory.path)
@@ -288,6 +292,33 @@ class LogDirectoryLoader:
         if not children and not directory.recovery_points.holds(key):
             self.all.warnings.append(f"{path} is empty: a new partition is created in it")
         return Place(key, path, False, children)
+
+    def _warn_of_other_directories(self, directory: DataDirectory, names: Sequence[str]) -> None:
+        """Adds a warning for directories with other names than those of partitions.
+
+        They show that ``log.dirs`` may be wrong.
+        """
+        others = [
+            name
+            for name in names
+            if not name.startswith((".", LOST_AND_FOUND)) and self._is_other_directory(directory, name)
+        ]
+        if others:
+            more = f" and {len(others) - NAMES_SHOWN} more" if len(others) > NAMES_SHOWN else ""
+            self.all.warnings.append(
+                f"{directory.path} has directories that are no partitions, and are ignored: "
+                f"{', '.join(others[:NAMES_SHOWN])}{more}; if this is not the data directory of a broker, "
+                "set another log.dirs"
+            )
+
+    def _is_other_directory(self, directory: DataDirectory, name: str) -> bool:
+        if parse_partition_directory(name) or parse_future_directory(name) or is_delete_directory(name):
+            return False
+        try:
+            self.files.list(directory.file(name))
+        except (NotADirectoryError, FileNotFoundError):
+            return False
+        return not name.endswith("-stray")
 
     def _mark_ambiguous(self, key: TopicPartition, reason: str) -> None:
         """Records that the location of a partition cannot be determined."""

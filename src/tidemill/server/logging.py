@@ -41,8 +41,11 @@ _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 _TRACE_ESCAPES = {code: text for code, text in _ESCAPES.items() if code != ord("\n")}
 
 
-def parse_levels(parts: Iterable[str]) -> tuple[int, dict[str, int]]:
-    """The level of all loggers, and those of single ones, from ``["info", "tidemill.net=debug"]``."""
+def parse_levels(parts: Iterable[str], setting: str = "tidemill.log.level") -> tuple[int, dict[str, int]]:
+    """The level of all loggers, and those of single ones, from ``["info", "tidemill.net=debug"]``.
+
+    Raises ConfigError, which names ``setting``.
+    """
     everywhere = logging.INFO
     single = {}
     for part in parts:
@@ -50,7 +53,7 @@ def parse_levels(parts: Iterable[str]) -> tuple[int, dict[str, int]]:
         number = LEVELS.get(level.strip().lower())
         if number is None or (equals and not name):
             raise ConfigError(
-                f"tidemill.log.level={part.strip()}: allowed is one of {', '.join(LEVELS)}, "
+                f"{setting}={part.strip()}: allowed is one of {', '.join(LEVELS)}, "
                 "and LOGGER=LEVEL for single loggers"
             )
         if equals:

@@ -107,7 +107,10 @@ def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[obje
     try:
         found = socket.getaddrinfo(name or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as problem:
-        raise ConfigError(f"listeners: the host {host!r} cannot be resolved: {fault_of(problem)}") from None
+        raise ConfigError(
+            f"listeners: the host {host!r} cannot be resolved: {fault_of(problem)}; set listeners to a name "
+            "or an address of this machine, or without a host (PLAINTEXT://:9092) to all of its addresses"
+        ) from None
     return [(socket.AddressFamily(family), address) for family, _, _, _, address in found]
 
 
@@ -157,7 +160,10 @@ def _bind_one(
         if problem.errno == errno.EADDRNOTAVAIL:
             if family == socket.AF_INET6:
                 return None
-            raise ConfigError(f"listener {name}: this machine has no address {address[0]}") from None
+            raise ConfigError(
+                f"listener {name}: this machine has no address {address[0]}; set listeners to one of its "
+                "addresses, and advertised.listeners to the address that clients use"
+            ) from None
         if problem.errno == errno.EACCES:
             raise ConfigError(
                 f"listener {name}: no permission to listen on {where}; use a port of 1024 or more, such as "

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -237,6 +238,17 @@ def test_groups_have_the_partitions_of_kafka() -> None:
     assert partition_for("KafkaConsumerDemo", 50) == 35
     assert partition_for("polygenelubricants", 50) == 0
     assert partition_for("", 50) == 0
+
+
+def test_keeps_no_group_id_that_a_client_asked_for() -> None:
+    partition_for("warm up", 50)
+    tracemalloc.start()
+    try:
+        for number in range(64):
+            partition_for(f"{number}-".ljust(8_000, "x"), 50)
+        assert tracemalloc.get_traced_memory()[0] < 64 * 1_000
+    finally:
+        tracemalloc.stop()
 
 
 PRINT_JAVA = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -11,8 +12,8 @@ from coordinator_fixture import PARTITIONS, CoordinatorFixture, MemoryLog, commi
 
 from record_builders import build_batch, parse_batches
 from tidemill.groups.coordinator_effects import CommitRequest, LeavingMember, OffsetToCommit
-from tidemill.groups.group_metadata_manager import PENDING_JOINS_MAX
 from tidemill.groups.offset_records import CommittedOffset, GroupRecord, OffsetRecord
+from tidemill.groups.pending_joins import PENDING_JOIN_BYTES
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
 from tidemill.records.builder import BatchBuilder, build_end_marker
@@ -522,24 +523,64 @@ async def test_a_cancelled_join_raises_no_error_and_its_member_expires() -> None
         assert view.state == "Empty"
 
 
-async def test_limits_the_number_of_unused_member_ids() -> None:
+def held_bytes(fixture: CoordinatorFixture) -> int:
+    """The size of the names of all groups in memory."""
+    return sum(sys.getsizeof(group.group_id) for group in fixture.service.list_groups()[1])
+
+
+async def test_limits_the_memory_of_unused_member_ids_on_all_partitions() -> None:
     async with CoordinatorFixture() as fixture:
         service = fixture.service
-        other = next(
-            name for name in map(str, range(100)) if fixture.partition(name) == fixture.partition("g")
-        )
+        service.pending_joins.bytes_max = 1_000_000
         alone = await service.join(join("g", requires_known_member_id=True))
-        for number in range(PENDING_JOINS_MAX):
-            await service.join(join("g" if number % 2 else other, requires_known_member_id=True))
+        for number in range(100):
+            long = f"{number}-".ljust(4_000, "\U0001f600")
+            await service.join(join(long, requires_known_member_id=True))
+        assert 800_000 < held_bytes(fixture) < 1_000_000
         assert (await service.join(join("g", alone.member_id))).error is ErrorCode.UNKNOWN_MEMBER_ID
-        for _ in range(2 * PENDING_JOINS_MAX):
-            await service.join(join("g", requires_known_member_id=True))
-        assert len(service._timers) < PENDING_JOINS_MAX + 10
-        assert [group.group_id for group in service.list_groups()[1]] == ["g"]
+        assert len(service._timers) < 70
         latest = (await service.join(join("g", requires_known_member_id=True))).member_id
         joining = asyncio.ensure_future(service.join(join("g", latest)))
         await fixture.time.advance(60_000)
         assert (await joining).error is ErrorCode.NONE
+        assert [group.group_id for group in service.list_groups()[1]] == ["g"]
+        assert service.pending_joins.bytes_held == 0
+
+
+async def test_member_ids_in_use_do_not_count_as_unused() -> None:
+    async with CoordinatorFixture() as fixture:
+        service = fixture.service
+        service.pending_joins.bytes_max = 10 * PENDING_JOIN_BYTES
+        kept = (await service.join(join("g", requires_known_member_id=True))).member_id
+        for number in range(50):
+            member_id = (await service.join(join(f"g{number}", requires_known_member_id=True))).member_id
+            if number % 2:
+                await service.leave(f"g{number}", (LeavingMember(member_id=member_id),))
+            else:
+                joining = asyncio.ensure_future(service.join(join(f"g{number}", member_id)))
+                await fixture.time.advance(1)
+                assert (await joining).error is ErrorCode.NONE
+        joining = asyncio.ensure_future(service.join(join("g", kept)))
+        await fixture.time.advance(1)
+        assert (await joining).error is ErrorCode.NONE
+        assert service.pending_joins.bytes_held == 0
+
+
+async def test_unused_member_ids_of_a_resigned_partition_are_dropped_first() -> None:
+    async with CoordinatorFixture() as fixture:
+        service = fixture.service
+        service.pending_joins.bytes_max = 10 * PENDING_JOIN_BYTES
+        await service.join(join("g", requires_known_member_id=True))
+        service.resign(fixture.partition("g"))
+        assert service.pending_joins.bytes_held > 0
+        other = next(
+            name for name in map(str, range(100)) if fixture.partition(name) != fixture.partition("g")
+        )
+        for _ in range(20):
+            await service.join(join(other, requires_known_member_id=True))
+        assert service.pending_joins.bytes_held <= service.pending_joins.bytes_max
+        await fixture.time.advance(60_000)
+        assert service.pending_joins.bytes_held == 0
 
 
 async def test_idle_groups_share_one_timer_of_the_event_loop() -> None:

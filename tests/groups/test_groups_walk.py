@@ -229,7 +229,7 @@ class Walk(RuleBasedStateMachine):
                     key = TimerKey(TimerKind.MEMBER, group.group_id, member.member_id)
                     assert key in self.bench.timers, f"{member.member_id} has no session timer"
             for member_id in group.pending_joins:
-                assert TimerKey(TimerKind.MEMBER, group.group_id, member_id) in self.bench.timers
+                assert TimerKey(TimerKind.PENDING_JOIN, group.group_id, member_id) in self.bench.timers
             if group.state is GroupState.PREPARING_REBALANCE:
                 assert TimerKey(TimerKind.JOIN, group.group_id) in self.bench.timers
 

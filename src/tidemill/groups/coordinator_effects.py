@@ -171,10 +171,12 @@ class TimerKind(Enum):
     """Ends the wait for the members' SyncGroup requests."""
     MEMBER = "member"
     """Removes a member that sent no heartbeat."""
+    PENDING_JOIN = "pending join"
+    """Removes a member id with which no client has joined."""
 
 
 class TimerKey(NamedTuple):
-    """Identifies a timer of a group: its kind, and for ``MEMBER`` the member."""
+    """Identifies a timer of a group: its kind, and for ``MEMBER`` and ``PENDING_JOIN`` the member."""
 
     kind: TimerKind
     group_id: str

@@ -35,11 +35,10 @@ class EventContext:
         """Sends ``response`` to ``waiter``."""
         self.effects.append(Reply(waiter=waiter, response=response))
 
-    def set_timer(self, kind: TimerKind, group: GroupMetadata, after_ms: int) -> None:
-        """Sets the group's timer of kind ``kind``."""
-        self.effects.append(
-            SetTimer(key=TimerKey(kind, group.group_id), deadline_ms=self.now.monotonic_ms + after_ms)
-        )
+    def set_timer(self, kind: TimerKind, group: GroupMetadata, after_ms: int, member_id: str = "") -> None:
+        """Sets a timer of the group, or of its member ``member_id``."""
+        key = TimerKey(kind, group.group_id, member_id)
+        self.effects.append(SetTimer(key=key, deadline_ms=self.now.monotonic_ms + after_ms))
 
     def cancel_timer(self, kind: TimerKind, group: GroupMetadata, member_id: str = "") -> None:
         """Cancels a timer of the group, or of its member ``member_id``."""

@@ -34,6 +34,7 @@ from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.group_coordinator_shard import GroupCoordinatorShard, failed_commit
 from tidemill.groups.group_metadata import GroupState
 from tidemill.groups.offset_records import CommittedOffset
+from tidemill.groups.pending_joins import PendingJoins
 from tidemill.groups.timers import (
     CoordinatorTimer,
     CoordinatorTimerKey,
@@ -83,6 +84,8 @@ class GroupCoordinator:
         self._log = offsets_log
         self._clock = clock
         self._timers = Timers[CoordinatorTimerKey](scheduler or asyncio.get_running_loop(), self._timer_fired)
+        self.pending_joins = PendingJoins()
+        """The unused member ids of all shards, also of those that were closed while their timers are set."""
         self._shards: dict[int, GroupCoordinatorShard] = {}
         self._by_number: dict[int, GroupCoordinatorShard] = {}
         self._numbers = 0
@@ -143,6 +146,7 @@ class GroupCoordinator:
             config=self.config,
             offsets_log=self._log,
             timers=self._timers,
+            pending_joins=self.pending_joins,
             wall_ms=self._clock.wall_ms,
             number=self._numbers,
             on_state_changed=self._state_changed,
@@ -225,6 +229,7 @@ class GroupCoordinator:
             self._shard_timer_fired(key)
 
     def _shard_timer_fired(self, key: ShardTimerKey) -> None:
+        self.pending_joins.discard(key)
         shard = self._by_number.get(key.shard)
         if shard is None:
             return
@@ -332,7 +337,15 @@ class GroupCoordinator:
         if not request.new_member_id:
             name = request.instance_id if request.instance_id is not None else request.client_id
             request = request.replace(new_member_id=f"{name[:MEMBER_NAME_CHARACTERS_MAX]}-{uuid.uuid4()}")
-        return await shard.join(request)
+        response = shard.join(request)
+        self._expire_pending_joins()
+        return await response
+
+    def _expire_pending_joins(self) -> None:
+        """Removes the oldest unused member ids, before their timers fire, while these use too much memory."""
+        while (key := self.pending_joins.oldest_over_limit()) is not None:
+            self._timers.cancel(key)
+            self._shard_timer_fired(key)
 
     def _check_join(self, request: JoinRequest) -> ErrorCode:
         if not request.group_id:

@@ -38,6 +38,7 @@ from tidemill.groups.coordinator_effects import (
     SyncRequest,
     SyncResult,
     TimerKey,
+    TimerKind,
     Waiter,
 )
 from tidemill.groups.coordinator_interfaces import OffsetsLog
@@ -45,6 +46,7 @@ from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.group_metadata import GroupMetadata
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
 from tidemill.groups.offset_records import CommittedOffset, OffsetsRecord
+from tidemill.groups.pending_joins import PendingJoins
 from tidemill.groups.timers import CoordinatorTimerKey, ShardTimer, ShardTimerKey, Timers
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.transition_table import NONE, TransitionTable
@@ -133,6 +135,7 @@ class GroupCoordinatorShard:
         config: GroupCoordinatorConfig,
         offsets_log: OffsetsLog,
         timers: Timers[CoordinatorTimerKey],
+        pending_joins: PendingJoins,
         wall_ms: Callable[[], int],
         number: int,
         on_state_changed: Callable[[StateChanged], None],
@@ -146,6 +149,7 @@ class GroupCoordinatorShard:
         self._state_machine = GroupMetadataManager(config)
         self._log = offsets_log
         self._timers = timers
+        self._pending_joins = pending_joins
         self._wall_ms = wall_ms
         self._append_timer = ShardTimerKey(number, ShardTimer.APPEND)
         self._on_state_changed = on_state_changed
@@ -251,8 +255,12 @@ class GroupCoordinatorShard:
             _complete(effect.waiter, effect.response)
         elif isinstance(effect, SetTimer):
             self._timers.set(ShardTimerKey(self.number, effect.key), effect.deadline_ms)
+            if effect.key.kind is TimerKind.PENDING_JOIN:
+                self._pending_joins.add(self.number, effect.key)
         elif isinstance(effect, CancelTimer):
-            self._timers.cancel(ShardTimerKey(self.number, effect.key))
+            key = ShardTimerKey(self.number, effect.key)
+            self._timers.cancel(key)
+            self._pending_joins.discard(key)
         elif isinstance(effect, Append):
             if not self._outgoing:
                 asyncio.get_running_loop().call_soon(self._flush)

@@ -8,9 +8,7 @@ classic protocol, and are written with each assignment.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from tidemill.groups import membership, offset_commits
 from tidemill.groups.coordinator_effects import (
@@ -49,16 +47,12 @@ from tidemill.groups.rebalance import (
     drop_member,
     join_timer_fired,
     member_timer_fired,
+    pending_join_timer_fired,
     prepare_rebalance,
     sync_timer_fired,
     touch,
 )
 from tidemill.model.errors import ErrorCode
-
-PENDING_JOINS_MAX: Final = 2_000
-"""Member ids handed out to clients that have not joined with them yet. A client rejoins with its id at once.
-Ids are kept until the session timeout (half an hour at most), and without this limit requests for ids could
-exhaust memory."""
 
 
 class GroupMetadataManager:
@@ -67,8 +61,6 @@ class GroupMetadataManager:
     def __init__(self, config: GroupCoordinatorConfig) -> None:
         self.config = config
         self.groups: dict[str, GroupMetadata] = {}
-        self._unconfirmed_ids: deque[tuple[str, str]] = deque()
-        """The latest member ids that were handed out, with their groups, oldest first."""
         self._effects: list[Effect] = []
 
     def take_effects(self) -> list[Effect]:
@@ -103,19 +95,7 @@ class GroupMetadataManager:
                 return
             group = self._create(request.group_id, now)
         membership.join(group, request, waiter, context)
-        if request.new_member_id in group.pending_joins:
-            self._unconfirmed_ids.append((group.group_id, request.new_member_id))
-            if len(self._unconfirmed_ids) > PENDING_JOINS_MAX:
-                self._expire_pending_join(*self._unconfirmed_ids.popleft(), context)
         self._drop_if_empty(group)
-
-    def _expire_pending_join(self, group_id: str, member_id: str, context: EventContext) -> None:
-        """Drops an id that was handed out unless its member has joined; a later join with it fails."""
-        group = self.groups.get(group_id)
-        if group is not None and member_id in group.pending_joins:
-            context.cancel_timer(TimerKind.MEMBER, group, member_id)
-            member_timer_fired(group, member_id, context)
-            self._drop_if_empty(group)
 
     def sync(self, request: SyncRequest, waiter: Waiter, now: Now) -> None:
         """Requests a member's assignment; ``waiter`` gets a :class:`SyncResult`."""
@@ -154,6 +134,8 @@ class GroupMetadataManager:
         context = self._context(now)
         if key.kind == TimerKind.MEMBER:
             member_timer_fired(group, key.member_id, context)
+        elif key.kind == TimerKind.PENDING_JOIN:
+            pending_join_timer_fired(group, key.member_id, context)
         elif key.kind == TimerKind.JOIN:
             join_timer_fired(group, context)
         else:
@@ -324,7 +306,7 @@ class GroupMetadataManager:
         for member in list(group.members.values()):
             drop_member(group, member, context)
         for member_id in group.pending_joins:
-            context.cancel_timer(TimerKind.MEMBER, group, member_id)
+            context.cancel_timer(TimerKind.PENDING_JOIN, group, member_id)
         context.cancel_timer(TimerKind.JOIN, group)
         context.cancel_timer(TimerKind.SYNC, group)
         if group.offsets or group.in_flight:

@@ -26,11 +26,9 @@ from tidemill.groups.coordinator_effects import (
     JoinResult,
     LeaveResult,
     LeavingMember,
-    SetTimer,
     StaticMemberStored,
     SyncRequest,
     SyncResult,
-    TimerKey,
     TimerKind,
     Waiter,
 )
@@ -119,7 +117,7 @@ def _reject_join(group: GroupMetadata, member_id: str, context: EventContext) ->
         drop_member(group, member, context)
     elif member_id in group.pending_joins:
         group.remove(member_id)
-        context.cancel_timer(TimerKind.MEMBER, group, member_id)
+        context.cancel_timer(TimerKind.PENDING_JOIN, group, member_id)
     maybe_complete_join(group, context)
 
 
@@ -134,10 +132,7 @@ def _join_new(group: GroupMetadata, request: JoinRequest, waiter: Waiter, contex
     elif request.requires_known_member_id:
         # Without this, clients that time out and retry would fill the group with members that never return.
         group.pending_joins.add(new_id)
-        deadline_ms = context.now.monotonic_ms + request.session_timeout_ms
-        context.effects.append(
-            SetTimer(key=TimerKey(TimerKind.MEMBER, group.group_id, new_id), deadline_ms=deadline_ms)
-        )
+        context.set_timer(TimerKind.PENDING_JOIN, group, request.session_timeout_ms, new_id)
         context.reply(waiter, JoinResult(error=ErrorCode.MEMBER_ID_REQUIRED, member_id=new_id))
     else:
         _add_member(group, request, new_id, waiter, context)
@@ -159,7 +154,7 @@ def _add_member(
     if group.initial_remaining_ms is not None and group.state is GroupState.PREPARING_REBALANCE:
         group.new_member_added = True
     if member_id in group.pending_joins:
-        context.cancel_timer(TimerKind.MEMBER, group, member_id)
+        context.cancel_timer(TimerKind.PENDING_JOIN, group, member_id)
     if not group.members:
         group.protocol_type = request.protocol_type
     group.add(member)
@@ -418,7 +413,7 @@ def _remove_leaving_member(group: GroupMetadata, leaving: LeavingMember, context
         member_id = group.static_members[leaving.instance_id]
     elif member_id in group.pending_joins:
         group.remove(member_id)
-        context.cancel_timer(TimerKind.MEMBER, group, member_id)
+        context.cancel_timer(TimerKind.PENDING_JOIN, group, member_id)
         return ErrorCode.NONE
     else:
         error = check_member(group, member_id, leaving.instance_id)

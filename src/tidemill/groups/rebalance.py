@@ -174,12 +174,15 @@ def sync_timer_fired(group: GroupMetadata, context: EventContext) -> None:
     prepare_rebalance(group, context, f"members {', '.join(missing)} sent no SyncGroup in time")
 
 
-def member_timer_fired(group: GroupMetadata, member_id: str, context: EventContext) -> None:
-    """Removes the member if its session has expired and it waits for no response."""
+def pending_join_timer_fired(group: GroupMetadata, member_id: str, context: EventContext) -> None:
+    """Removes an id with which no client has joined; a later join with it fails."""
     if member_id in group.pending_joins:
         group.remove(member_id)
         maybe_complete_join(group, context)
-        return
+
+
+def member_timer_fired(group: GroupMetadata, member_id: str, context: EventContext) -> None:
+    """Removes the member if its session has expired and it waits for no response."""
     member = group.members.get(member_id)
     if member is None:
         return

@@ -11,8 +11,18 @@ import pytest
 from coordinator_fixture import PARTITIONS, CoordinatorFixture, MemoryLog, commit, join, turns
 
 from record_builders import build_batch, parse_batches
-from tidemill.groups.coordinator_effects import CommitRequest, LeavingMember, OffsetToCommit
-from tidemill.groups.offset_records import CommittedOffset, GroupRecord, OffsetRecord
+from tidemill.groups import offset_commits
+from tidemill.groups.coordinator_effects import (
+    CommitRequest,
+    LeavingMember,
+    Now,
+    OffsetsStored,
+    OffsetToCommit,
+)
+from tidemill.groups.event_context import EventContext
+from tidemill.groups.group_metadata import GroupInvariantError
+from tidemill.groups.group_metadata_manager import GroupMetadataManager
+from tidemill.groups.offset_records import CommittedOffset, GroupRecord, OffsetRecord, OffsetsRecord
 from tidemill.groups.pending_joins import PENDING_JOIN_BYTES
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
@@ -581,6 +591,78 @@ async def test_unused_member_ids_of_a_resigned_partition_are_dropped_first() -> 
         assert service.pending_joins.bytes_held <= service.pending_joins.bytes_max
         await fixture.time.advance(60_000)
         assert service.pending_joins.bytes_held == 0
+
+
+async def test_an_append_that_cannot_be_encoded_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = OffsetRecord.value_bytes
+
+    def value_bytes(record: OffsetRecord) -> bytes | None:
+        if record.topic == "bad":
+            raise RuntimeError("a defect")
+        return encode(record)
+
+    monkeypatch.setattr(OffsetRecord, "value_bytes", value_bytes)
+    async with CoordinatorFixture() as fixture:
+        service = fixture.service
+        results = await asyncio.wait_for(
+            asyncio.gather(*(service.commit(commit(topic=topic)) for topic in ("a", "bad", "b"))), 5
+        )
+        assert [result.errors[0] for result in results] == [
+            ErrorCode.NONE,
+            ErrorCode.UNKNOWN_SERVER_ERROR,
+            ErrorCode.NONE,
+        ]
+        error, offsets = await asyncio.wait_for(service.fetch("g", require_stable=True), 5)
+        assert (error, sorted(offsets)) == (ErrorCode.NONE, ["a", "b"])
+
+
+async def test_reloads_a_partition_after_a_failed_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = GroupMetadataManager.replay
+    failures = [RuntimeError("a defect")]
+
+    def failing(manager: GroupMetadataManager, record: OffsetsRecord, now: Now) -> None:
+        if failures:
+            raise failures.pop()
+        replay(manager, record, now)
+
+    monkeypatch.setattr(GroupMetadataManager, "replay", failing)
+    async with CoordinatorFixture() as fixture:
+        service = fixture.service
+        fixture.log.gate.clear()
+        first = asyncio.ensure_future(service.commit(commit(topic="a")))
+        await turns()
+        second = asyncio.ensure_future(service.commit(commit(topic="b")))
+        await turns()
+        stable = asyncio.ensure_future(service.fetch("g", require_stable=True))
+        await turns()
+        fixture.log.gate.set()
+        assert (await asyncio.wait_for(first, 5)).errors == (ErrorCode.UNKNOWN_SERVER_ERROR,)
+        assert (await asyncio.wait_for(second, 5)).errors == (ErrorCode.NOT_COORDINATOR,)
+        await asyncio.wait_for(stable, 5)
+        await turns()
+        error, offsets = await service.fetch("g", require_stable=True)
+        assert (error, sorted(offsets)) == (ErrorCode.NONE, ["a", "b"])
+        assert (await service.commit(commit(topic="c"))).errors == (ErrorCode.NONE,)
+
+
+async def test_a_failed_continuation_gets_an_error_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [GroupInvariantError("a defect")]
+    respond = offset_commits.respond_to_commit
+
+    def lost(done: OffsetsStored, error: ErrorCode, context: EventContext) -> None:
+        if failures:
+            raise failures.pop()
+        respond(done, error, context)
+
+    monkeypatch.setattr(offset_commits, "respond_to_commit", lost)
+    async with CoordinatorFixture() as fixture:
+        service = fixture.service
+        results = await asyncio.wait_for(
+            asyncio.gather(*(service.commit(commit(topic=topic)) for topic in ("a", "b"))), 5
+        )
+        assert [result.errors[0] for result in results] == [ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.NONE]
+        error, offsets = await asyncio.wait_for(service.fetch("g", require_stable=True), 5)
+        assert (error, sorted(offsets)) == (ErrorCode.NONE, ["a", "b"])
 
 
 async def test_idle_groups_share_one_timer_of_the_event_loop() -> None:

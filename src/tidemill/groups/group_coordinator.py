@@ -138,7 +138,17 @@ class GroupCoordinator:
         shard = self._shards.get(partition)
         if shard is not None:
             shard.epoch = max(shard.epoch, epoch)
-            return
+        else:
+            self._add_shard(partition, epoch, None)
+
+    def _reload(self, failed: GroupCoordinatorShard) -> None:
+        """Replaces a shard by one that loads the log again."""
+        logger.error("%s-%d is loaded again after a failure", OFFSETS_TOPIC, failed.partition)
+        self.resign(failed.partition)
+        self._add_shard(failed.partition, failed.epoch, failed)
+
+    def _add_shard(self, partition: int, epoch: int, former: GroupCoordinatorShard | None) -> None:
+        """Starts to load a new shard, after the pending writes of a ``former`` one have ended."""
         self._numbers += 1
         shard = GroupCoordinatorShard(
             partition=partition,
@@ -150,10 +160,11 @@ class GroupCoordinator:
             wall_ms=self._clock.wall_ms,
             number=self._numbers,
             on_state_changed=self._state_changed,
+            on_replay_failed=self._reload,
         )
         self._shards[partition] = shard
         self._by_number[shard.number] = shard
-        self._loads.track(self._tasks.start(self._load(shard)))
+        self._loads.track(self._tasks.start(self._load(shard, former)))
 
     async def wait_loaded(self, timeout_s: float) -> None:
         """Waits until the partitions that are being loaded are in memory, at most ``timeout_s``."""
@@ -174,7 +185,12 @@ class GroupCoordinator:
         for shard in list(self._shards.values()):
             shard.topics_deleted(topics)
 
-    async def _load(self, shard: GroupCoordinatorShard) -> None:
+    async def _load(self, shard: GroupCoordinatorShard, former: GroupCoordinatorShard | None = None) -> None:
+        if former is not None:
+            # A write that ends later would be in the log, and not in memory.
+            await former.appends_ended()
+            if shard.is_closed:
+                return
         started_ms = self._timers.now_ms()
         loader = shard.new_loader()
         try:

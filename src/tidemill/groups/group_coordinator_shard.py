@@ -51,7 +51,6 @@ from tidemill.groups.timers import CoordinatorTimerKey, ShardTimer, ShardTimerKe
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.transition_table import NONE, TransitionTable
 from tidemill.records.builder import BatchBuilder
-from tidemill.wire.schema import EncodeError
 
 if TYPE_CHECKING:
     from tidemill.groups.offsets_loader import OffsetsLoader
@@ -139,6 +138,7 @@ class GroupCoordinatorShard:
         wall_ms: Callable[[], int],
         number: int,
         on_state_changed: Callable[[StateChanged], None],
+        on_replay_failed: Callable[[GroupCoordinatorShard], None],
     ) -> None:
         self.partition = partition
         self.epoch = epoch
@@ -153,6 +153,8 @@ class GroupCoordinatorShard:
         self._wall_ms = wall_ms
         self._append_timer = ShardTimerKey(number, ShardTimer.APPEND)
         self._on_state_changed = on_state_changed
+        self._on_replay_failed = on_replay_failed
+        """Called when committed records could not be replayed: the groups in memory differ from the log."""
         self._outgoing: list[Append] = []
         self._writes: deque[Write] = deque()
         self._failed: tuple[Append, ErrorCode] | None = None
@@ -248,7 +250,13 @@ class GroupCoordinatorShard:
     def _perform_effects(self) -> None:
         while self._state_machine.has_effects:
             for effect in self._state_machine.take_effects():
-                self._perform(effect)
+                try:
+                    self._perform(effect)
+                except Exception:
+                    # The effects of other requests follow.
+                    logger.exception(
+                        "%s-%d: an effect failed: %s", OFFSETS_TOPIC, self.partition, type(effect).__name__
+                    )
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, Reply):
@@ -288,7 +296,7 @@ class GroupCoordinatorShard:
         for effect in outgoing:
             try:
                 encoded = [(record.key_bytes(), record.value_bytes()) for record in effect.records]
-            except EncodeError as problem:
+            except Exception as problem:  # noqa: BLE001 - becomes the outcome of the write
                 # A failure of this commit must neither fail nor block the other commits of the turn.
                 if builder.count:
                     self._write(builder, records, ending, None, deadline_ms)
@@ -314,9 +322,14 @@ class GroupCoordinatorShard:
         continued: Append | None,
         deadline_ms: int,
     ) -> None:
-        write = Write(builder.build(), records, ending, deadline_ms)
+        write = Write(b"", records, ending, deadline_ms)
         write.continued = continued
-        self._start(write, self._append(write))
+        try:
+            write.batch = builder.build()
+        except Exception as problem:  # noqa: BLE001 - becomes the outcome of the write
+            self._start(write, _raise(problem))
+        else:
+            self._start(write, self._append(write))
 
     def _start(self, write: Write, append: Coroutine[Any, Any, None]) -> None:
         """Starts ``append``; its completion is handled after those of the earlier writes."""
@@ -349,21 +362,41 @@ class GroupCoordinatorShard:
     def _finish(self, write: Write) -> None:
         error = self._outcome(write)
         now = self.now()
+        must_reload = False
         if error is ErrorCode.NONE and self.state != CLOSED:
-            for record in write.records:
-                self._state_machine.replay(record, now)
+            must_reload = not self._handle(partial(self._replay, write.records, now))
+            if must_reload:
+                error = ErrorCode.UNKNOWN_SERVER_ERROR
         self._ended += len(write.ending)
         if write.continued is not None and error is not ErrorCode.NONE:
             self._failed = (write.continued, error)
         for effect in write.ending:
             if write.responded:
-                self._state_machine.timed_out_append_ended(effect.then, error, now)
-                continue
-            if self._failed is not None and self._failed[0] is effect:
+                self._handle(partial(self._state_machine.timed_out_append_ended, effect.then, error, now))
+            elif self._failed is not None and self._failed[0] is effect:
                 self._end_append(effect, self._failed[1])
             else:
                 self._end_append(effect, error)
-        self._perform_effects()
+        if must_reload:
+            self._on_replay_failed(self)
+
+    def _replay(self, records: list[OffsetsRecord], now: Now) -> None:
+        for record in records:
+            self._state_machine.replay(record, now)
+
+    def _handle(self, event: Callable[[], None]) -> bool:
+        """Passes the outcome of a write to the state machine, and performs the effects.
+
+        Returns False after an exception, which is a bug. It is logged, so that the other writes end.
+        """
+        try:
+            event()
+        except Exception:
+            logger.exception("%s-%d: the outcome of a write was not handled", OFFSETS_TOPIC, self.partition)
+            return False
+        finally:
+            self._perform_effects()
+        return True
 
     def _outcome(self, write: Write) -> ErrorCode:
         task = write.task
@@ -389,8 +422,12 @@ class GroupCoordinatorShard:
         client_error = APPEND_ERRORS.get(error, error)
         if error in TOO_LARGE and isinstance(effect.then, OffsetsStored):
             client_error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
-        self._state_machine.appended(effect.then, client_error, self.now())
-        self._perform_effects()
+        if not self._handle(partial(self._state_machine.appended, effect.then, client_error, self.now())):
+            self._send_error(effect, ErrorCode.UNKNOWN_SERVER_ERROR)
+
+    def _send_error(self, effect: Append, error: ErrorCode) -> None:
+        """Sends the error response for an append that is not in time, or whose outcome was not handled."""
+        self._handle(partial(self._state_machine.append_timed_out, effect.then, error, self.now()))
 
     def timer_fired(self, key: ShardTimer | TimerKey) -> None:
         """Handles the expiry of a timer of a group, or of the timer of appends."""
@@ -411,8 +448,7 @@ class GroupCoordinatorShard:
                 write.responded = True
                 for effect in write.ending:
                     error = APPEND_ERRORS[ErrorCode.REQUEST_TIMED_OUT]
-                    self._state_machine.append_timed_out(effect.then, error, self.now())
-                    self._perform_effects()
+                    self._send_error(effect, error)
 
     async def appends_ended(self) -> None:
         """Returns once all pending appends have completed or failed."""

@@ -275,12 +275,12 @@ def static_member_stored(
         if group.state is not GroupState.STABLE or group.generation != done.generation:
             return
         waiter = group.set_joining(member, None)
+        if waiter is not None:
+            context.reply(waiter, JoinResult(error=error, member_id=""))
         group.set_protocols(member, done.old_protocols)
         member.session_timeout_ms = done.old_session_timeout_ms
         member.rebalance_timeout_ms = done.old_rebalance_timeout_ms
         _swap_static_member(group, member, done.old_member_id, context)
-        if waiter is not None:
-            context.reply(waiter, JoinResult(error=error, member_id=""))
         return
     if group.state is not GroupState.STABLE:
         return

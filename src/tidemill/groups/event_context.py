@@ -17,7 +17,7 @@ from tidemill.groups.coordinator_effects import (
     Waiter,
 )
 from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
-from tidemill.groups.group_metadata import GroupMetadata, GroupState
+from tidemill.groups.group_metadata import GroupMetadata
 from tidemill.groups.offset_records import OffsetsRecord
 
 
@@ -48,15 +48,15 @@ class EventContext:
         """Appends ``records``; the state machine continues with ``then``."""
         self.effects.append(Append(records=records, then=then, replay=replay))
 
-    def change_state(self, group: GroupMetadata, to: GroupState, reason: str) -> None:
-        """Changes the group's state."""
+    def change_state(self, group: GroupMetadata, event: int, reason: str) -> None:
+        """Changes the group's state by an event of the table of transitions."""
         before = group.state
-        group.transition(to, self.now.wall_ms)
+        group.transition(event, self.now.wall_ms)
         self.effects.append(
             StateChanged(
                 group_id=group.group_id,
                 before=before.value,
-                after=to.value,
+                after=group.state.value,
                 generation=group.generation,
                 members=len(group.members),
                 reason=reason,

@@ -23,6 +23,7 @@ from typing import Final
 from tidemill.groups.coordinator_effects import JoinedMember, MemberProtocol, Waiter
 from tidemill.groups.offset_records import CommittedOffset, GroupMetadataValue, GroupRecord, MemberMetadata
 from tidemill.model.errors import TidemillError
+from tidemill.model.transition_table import NONE, TransitionTable
 
 CONSUMER_PROTOCOL: Final = "consumer"
 
@@ -37,21 +38,33 @@ class GroupState(Enum):
     DEAD = "Dead"
 
 
-TRANSITIONS: Final[dict[GroupState, frozenset[GroupState]]] = {
-    GroupState.EMPTY: frozenset({GroupState.PREPARING_REBALANCE, GroupState.DEAD}),
-    GroupState.PREPARING_REBALANCE: frozenset(
-        {GroupState.COMPLETING_REBALANCE, GroupState.EMPTY, GroupState.DEAD}
-    ),
-    GroupState.COMPLETING_REBALANCE: frozenset(
-        {GroupState.STABLE, GroupState.PREPARING_REBALANCE, GroupState.DEAD}
-    ),
-    GroupState.STABLE: frozenset({GroupState.PREPARING_REBALANCE, GroupState.DEAD}),
-    GroupState.DEAD: frozenset(),
-}
-"""The allowed next states of each state; every other transition raises.
+STATES: Final = tuple(GroupState)
+EMPTY, PREPARING_REBALANCE, COMPLETING_REBALANCE, STABLE, DEAD = range(len(STATES))
 
-Loading a record sets the state without a transition.
-"""
+REBALANCE: Final = 0
+"""The members have to rejoin."""
+ALL_JOINED: Final = 1
+"""The next generation is complete, or its time to join has ended."""
+ALL_LEFT: Final = 2
+"""The time to join has ended without members."""
+ASSIGN: Final = 3
+"""The leader's assignment is in the log."""
+UNLOAD: Final = 4
+"""Another broker coordinates the group."""
+
+TRANSITIONS: Final = TransitionTable(
+    "group",
+    [state.value for state in STATES],
+    ["REBALANCE", "ALL_JOINED", "ALL_LEFT", "ASSIGN", "UNLOAD"],
+    [
+        [PREPARING_REBALANCE, NONE, NONE, NONE, DEAD],  # EMPTY
+        [NONE, COMPLETING_REBALANCE, EMPTY, NONE, DEAD],  # PREPARING_REBALANCE
+        [PREPARING_REBALANCE, NONE, NONE, STABLE, DEAD],  # COMPLETING_REBALANCE
+        [PREPARING_REBALANCE, NONE, NONE, NONE, DEAD],  # STABLE
+        [NONE, NONE, NONE, NONE, NONE],  # DEAD
+    ],
+)
+"""Loading a record sets the state without a transition."""
 
 
 class GroupInvariantError(TidemillError):
@@ -178,19 +191,18 @@ class GroupMetadata:
         self.persisted = False
         """Whether the log has, or may have, a record of the group itself."""
 
-    def transition(self, to: GroupState, wall_ms: int) -> None:
+    def transition(self, event: int, wall_ms: int) -> None:
         """Changes the state; raises :class:`GroupInvariantError` when the table has no such transition."""
-        if to not in TRANSITIONS[self.state]:
-            raise GroupInvariantError(
-                f"group {self.group_id} cannot go from {self.state.value} to {to.value}: no such transition"
-            )
-        self.state = to
+        try:
+            self.state = STATES[TRANSITIONS.after(STATES.index(self.state), event)]
+        except RuntimeError as problem:
+            raise GroupInvariantError(f"group {self.group_id}: {problem}") from problem
         self.state_timestamp_ms = wall_ms
 
     @property
     def can_rebalance(self) -> bool:
         """Whether a rebalance may start in this state."""
-        return GroupState.PREPARING_REBALANCE in TRANSITIONS[self.state]
+        return TRANSITIONS.rows[STATES.index(self.state)][REBALANCE] != NONE
 
     @property
     def all_joined(self) -> bool:

@@ -41,7 +41,7 @@ from tidemill.groups.coordinator_effects import (
 )
 from tidemill.groups.event_context import EventContext
 from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
-from tidemill.groups.group_metadata import GroupMetadata, GroupState
+from tidemill.groups.group_metadata import UNLOAD, GroupMetadata, GroupState
 from tidemill.groups.offset_records import CommittedOffset, GroupRecord, OffsetRecord, OffsetsRecord
 from tidemill.groups.rebalance import (
     drop_member,
@@ -335,7 +335,7 @@ class GroupMetadataManager:
                     )
                 if syncing is not None:
                     context.reply(syncing, SyncResult(error=ErrorCode.NOT_COORDINATOR))
-            context.change_state(group, GroupState.DEAD, "the partition has another leader")
+            context.change_state(group, UNLOAD, "the partition has another leader")
         self.groups.clear()
 
     def appended(self, done: Continuation, error: ErrorCode, now: Now) -> None:

@@ -33,7 +33,7 @@ from tidemill.groups.coordinator_effects import (
     Waiter,
 )
 from tidemill.groups.event_context import EventContext
-from tidemill.groups.group_metadata import GroupInvariantError, GroupMetadata, GroupState, Member
+from tidemill.groups.group_metadata import ASSIGN, GroupInvariantError, GroupMetadata, GroupState, Member
 from tidemill.groups.rebalance import (
     NEW_MEMBER_JOIN_TIMEOUT_MS,
     drop_member,
@@ -363,7 +363,7 @@ def assignment_stored(
         fail_syncs(group, context, error)
         prepare_rebalance(group, context, f"the assignment could not be written: {error.name}")
         return
-    context.change_state(group, GroupState.STABLE, "the leader's assignment is written")
+    context.change_state(group, ASSIGN, "the leader's assignment is written")
     propagate_assignment(group, done.assignment, context)
 
 

@@ -20,7 +20,7 @@ from tidemill.groups.coordinator_effects import (
     TimerKind,
 )
 from tidemill.groups.event_context import EventContext
-from tidemill.groups.group_metadata import GroupMetadata, GroupState, Member
+from tidemill.groups.group_metadata import ALL_JOINED, ALL_LEFT, REBALANCE, GroupMetadata, GroupState, Member
 from tidemill.model.errors import ErrorCode
 
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 300_000
@@ -50,7 +50,7 @@ def prepare_rebalance(group: GroupMetadata, context: EventContext, reason: str) 
     group.storing_generation = None
     context.cancel_timer(TimerKind.SYNC, group)
     is_first = group.state is GroupState.EMPTY
-    context.change_state(group, GroupState.PREPARING_REBALANCE, reason)
+    context.change_state(group, REBALANCE, reason)
     group.initial_remaining_ms = None
     if is_first:
         # The members of a new group join one after the other: one rebalance covers all of them.
@@ -114,12 +114,12 @@ def complete_join(group: GroupMetadata, context: EventContext) -> None:
         group.protocol_name = None
         group.leader = None
         group.read_subscriptions()
-        context.change_state(group, GroupState.EMPTY, "no members are left")
+        context.change_state(group, ALL_LEFT, "no members are left")
         store_group(group, {}, EmptyGroupStored(group_id=group.group_id), context)
         return
     group.protocol_name = group.select_protocol()
     group.read_subscriptions()
-    context.change_state(group, GroupState.COMPLETING_REBALANCE, "members have joined")
+    context.change_state(group, ALL_JOINED, "members have joined")
     for member in group.members.values():
         waiter = group.set_joining(member, None)
         if waiter is not None:

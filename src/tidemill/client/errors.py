@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
 
 COORDINATOR_STEP = (
     "wait for an election; if it stays, start the brokers of the group's partition of __consumer_offsets, "
@@ -154,6 +154,11 @@ class TopicRecreated(DataLoss):
     """The topic was deleted and recreated: its offsets mean other records."""
 
     code = ErrorCode.INCONSISTENT_TOPIC_ID
+
+
+def as_client_error(problem: TidemillError) -> ClientError:
+    """Returns the error itself, or AuthenticationFailed with its text: only a login raises other errors."""
+    return problem if isinstance(problem, ClientError) else AuthenticationFailed(str(problem))
 
 
 def error_for(

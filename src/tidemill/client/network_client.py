@@ -16,6 +16,7 @@ from typing import Any
 
 from tidemill.client import wait_reasons
 from tidemill.client.authentication import Security
+from tidemill.client.background_update import BackgroundUpdate
 from tidemill.client.cluster_metadata import Node, Partition, Topic, topic_image
 from tidemill.client.config import ClientConfig
 from tidemill.client.connection import Connection
@@ -34,6 +35,7 @@ from tidemill.client.errors import (
     ClientError,
     ConnectionAttemptPending,
     RequestTimeout,
+    as_client_error,
     error_for,
 )
 from tidemill.client.wait_reasons import Kind, Wait
@@ -79,7 +81,7 @@ class NetworkClient:
         """Whether each refresh reads all topics, for subscriptions by pattern."""
         self.allow_auto_topic_creation = False
         """Whether a requested topic that does not exist may be created."""
-        self._refreshing = False
+        self._background_refresh = BackgroundUpdate(config.seconds("retry.backoff.ms"))
         self._requested_topics: set[str] = set()
         self._refreshed_at = 0.0
         self._stale = True
@@ -164,10 +166,9 @@ class NetworkClient:
 
     def _keep_authentication_error(self, problem: TidemillError) -> None:
         """Keeps a helper thread's error that a retry does not fix, to be raised in the caller's thread."""
-        if isinstance(problem, AuthenticationFailed):
-            self._authentication_error = problem
-        elif not isinstance(problem, ClientError):
-            self._authentication_error = AuthenticationFailed(str(problem))
+        error = as_client_error(problem)
+        if isinstance(error, AuthenticationFailed):
+            self._authentication_error = error
 
     def raise_authentication_error(self) -> None:
         """Raises, once, the AuthenticationFailed that a helper thread received."""
@@ -308,24 +309,12 @@ class NetworkClient:
                 raise
 
     def refresh_in_background(self, done: Callable[[], None]) -> None:
-        """Reads the metadata in a separate thread, then calls ``done``; no-op while a read is in progress."""
-        with self._lock:
-            if self._refreshing or self.closed:
-                return
-            self._refreshing = True
+        """Reads the metadata in a separate thread, then calls ``done``; no-op while a read is in progress.
 
-        def run() -> None:
-            try:
-                self.refresh(time.monotonic() + 5)
-            except TidemillError as problem:
-                self._keep_authentication_error(problem)
-                logger.debug("metadata: %s", problem)
-                time.sleep(self.config.seconds("retry.backoff.ms"))
-            finally:
-                self._refreshing = False
-                done()
-
-        threading.Thread(target=run, name="tidemill-metadata", daemon=True).start()
+        :meth:`raise_authentication_error` raises an error that a retry does not fix.
+        """
+        if not self.closed:
+            self._background_refresh.start(self.refresh, self._keep_authentication_error, done)
 
     def _refresh(self, deadline: float, topics: Iterable[str] | None, every: bool, create: bool) -> None:
         if topics is not None:

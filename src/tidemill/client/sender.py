@@ -12,8 +12,10 @@ import select
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import Any
 
+from tidemill.client.background_update import BackgroundUpdate
 from tidemill.client.batch_results import BatchResults
 from tidemill.client.connection import Connection, InFlightRequest
 from tidemill.client.connection_attempts import no_response_text
@@ -22,6 +24,7 @@ from tidemill.client.errors import (
     BrokerUnreachable,
     ClientClosed,
     ClientError,
+    as_client_error,
     error_for,
 )
 from tidemill.client.network_client import DATA, SLOW_S, NetworkClient
@@ -34,7 +37,7 @@ from tidemill.client.record_accumulator import (
 )
 from tidemill.client.wait_reasons import Kind, Wait
 from tidemill.client.wake_pipe import WakePipe
-from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.init_producer_id import InitProducerIdRequest
@@ -63,6 +66,7 @@ class Sender:
         self._request_bytes_max = config.int("max.request.size")
         self._delivery_timeout_s = config.seconds("delivery.timeout.ms")
         self._retry_backoff_s = config.seconds("retry.backoff.ms")
+        self._update = BackgroundUpdate(self._retry_backoff_s)
         self._idempotent = config.bool("enable.idempotence")
         self._producer_id = -1
         self._producer_epoch = -1
@@ -71,7 +75,6 @@ class Sender:
         self._in_flight: dict[Connection, deque[InFlightRequest]] = {}
         self._pipe = WakePipe()
         self._poll.register(self._pipe, select.POLLIN)
-        self._refreshing = False
         self.stopping = False
         self.thread = threading.Thread(target=self._run, name="tidemill-producer", daemon=True)
 
@@ -140,33 +143,22 @@ class Sender:
         accumulator = self._accumulator
         self.results.expire_batches(now)
         missing_id = self._idempotent and self._producer_id < 0 and bool(accumulator.active)
-        if (self._network_client.needs_refresh() or missing_id) and not self._refreshing:
-            self._refreshing = True
-            threading.Thread(
-                target=self._update_cluster,
-                args=(missing_id,),
-                name="tidemill-producer-metadata",
-                daemon=True,
-            ).start()
+        if self._network_client.needs_refresh() or missing_id:
+            self._update.start(partial(self._update_cluster, missing_id), self._update_failed, self.wake)
 
-    def _update_cluster(self, missing_id: bool) -> None:
-        deadline = time.monotonic() + 5
-        try:
-            self._network_client.raise_authentication_error()
-            if self._network_client.needs_refresh():
-                self._network_client.refresh(deadline)
-                self.apply_metadata()
-            if missing_id:
-                self._init_producer_id(deadline)
-        except KafkaError as problem:
-            if not problem.retriable and not isinstance(problem, ClientClosed):
-                self.results.fail_all(problem, in_flight=False)
-            else:
-                logger.debug("metadata or producer id: %s", problem)
-                time.sleep(self._retry_backoff_s)
-        finally:
-            self._refreshing = False
-            self.wake()
+    def _update_cluster(self, missing_id: bool, deadline: float) -> None:
+        self._network_client.raise_authentication_error()
+        if self._network_client.needs_refresh():
+            self._network_client.refresh(deadline)
+            self.apply_metadata()
+        if missing_id:
+            self._init_producer_id(deadline)
+
+    def _update_failed(self, problem: TidemillError) -> None:
+        """Fails the batches that wait, unless the next update may succeed."""
+        error = as_client_error(problem)
+        if not error.retriable and not isinstance(error, ClientClosed):
+            self.results.fail_all(error, in_flight=False)
 
     def apply_metadata(self) -> None:
         """Updates the queues from the metadata: adds new partitions, and notes which ones have a leader."""

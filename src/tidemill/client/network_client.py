@@ -419,11 +419,11 @@ class NetworkClient:
 
     # -- calls --------------------------------------------------------------------------------------------
 
-    def call_any(self, key: ApiKey, message: Any, deadline: float, **options: Any) -> Any:
+    def call_any(self, key: ApiKey, message: Any, deadline: float) -> Any:
         """Sends a request to any broker; tries others while brokers fail, until ``deadline``."""
         while True:
             try:
-                response = self.any_connection(deadline).call(key, message, **options)
+                response = self.any_connection(deadline).call(key, message)
                 self._outage = None
                 return response
             except (BrokerUnreachable, RequestTimeout) as problem:

@@ -2,6 +2,9 @@
 
 The keyed partitioners hash as other clients do that write to the same topics: murmur2 as the Java client (so
 that a key goes to the same partition from all programs), CRC-32 as librdkafka's ``consistent``.
+
+A partitioner of the user is a callable: ``(topic, key, number of partitions) -> partition``. It runs in the
+thread that sends; several threads may call it at the same time.
 """
 
 from __future__ import annotations

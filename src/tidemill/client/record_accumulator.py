@@ -269,7 +269,10 @@ class RecordAccumulator:
         on_delivery: Any,
         block_seconds: float,
     ) -> Delivery:
-        """Appends a message; ``partition`` -1 calls the partitioner. Blocks while the buffer is full."""
+        """Appends a message; ``partition`` -1 calls the partitioner. Blocks while the buffer is full.
+
+        A partitioner of the user runs before the lock is taken: it may be slow, and may use the producer.
+        """
         size: i64 = RECORD_OVERHEAD_BYTES
         if key is not None:
             size += i64(len(key))
@@ -280,6 +283,8 @@ class RecordAccumulator:
                 size += 10 + i64(len(name)) + (0 if content is None else i64(len(content)))
         if size > self.message_bytes_max or size > self.buffer_bytes:
             raise self._too_large(topic, size)
+        if partition < 0 and self.custom_partitioner is not None:
+            partition = self._call_partitioner(self.custom_partitioner, topic, key)
         self.lock.acquire()
         try:
             self._check_open()
@@ -348,13 +353,18 @@ class RecordAccumulator:
             last[delivery.batch] = delivery
         return list(last.values())
 
+    def _call_partitioner(
+        self, partitioner: Callable[[str, bytes | None, int], int], topic: TopicQueues, key: bytes | None
+    ) -> i64:
+        """Calls the user's partitioner. As in Kafka, the topic may get more partitions meanwhile."""
+        count: i64 = len(topic.queues)
+        chosen: i64 = partitioner(topic.name, key, int(count))
+        if chosen < 0 or chosen >= count:
+            raise ValueError(f"the partitioner chose {chosen} of {count} partitions of {topic.name!r}")
+        return chosen
+
     def _choose_partition(self, topic: TopicQueues, key: bytes | None) -> i64:
         count: i64 = len(topic.queues)
-        if self.partitioner_kind == CUSTOM and self.custom_partitioner is not None:
-            chosen: i64 = self.custom_partitioner(topic.name, key, int(count))
-            if chosen < 0 or chosen >= count:
-                raise ValueError(f"the partitioner chose {chosen} of {count} partitions of {topic.name!r}")
-            return chosen
         if key is not None:
             if self.partitioner_kind == MURMUR2:
                 return (murmur2(key) & 0x7FFFFFFF) % count

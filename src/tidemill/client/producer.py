@@ -35,8 +35,8 @@ from tidemill.client.record_accumulator import (
 from tidemill.client.sender import REQUEST_OVERHEAD_BYTES, Sender
 from tidemill.client.wait_reasons import Wait
 from tidemill.model.errors import ErrorCode
+from tidemill.records.compression import codec_of
 
-CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 KINDS = {
     "murmur2": queues.MURMUR2,
     "consistent": queues.CONSISTENT,
@@ -114,7 +114,7 @@ class Producer:
             min(self.config.int("batch.size"), max(1, request_bytes - REQUEST_OVERHEAD_BYTES)),
             self.config.int("buffer.memory"),
             request_bytes,
-            CODECS[self.config.str("compression.type")],
+            codec_of(self.config.str("compression.type")),
             self.config["compression.level"],
             queues.CUSTOM if custom else KINDS[kind_of(str(partitioner))],
             custom,

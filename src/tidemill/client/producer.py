@@ -156,7 +156,7 @@ class Producer:
         if found is None:
             found = self._load(topic)
         elif partition is not None and partition >= len(found.queues):
-            self._grow(topic)
+            self._grow()
         if partition is None:
             partition = -1
         elif partition < 0:
@@ -212,7 +212,7 @@ class Producer:
                 raise ValueError(f"{len(column)} {name} for {len(values)} values")
         found = self._topics.get(topic) or self._load(topic)
         if partitions is not None and len(values) and max(partitions) >= len(found.queues):
-            self._grow(topic)
+            self._grow()
         return self._accumulator.append_many(
             found, partitions, timestamps_ms, int(time.time() * 1000), keys, values, headers, self._block
         )
@@ -252,8 +252,8 @@ class Producer:
             self._sender.apply_metadata()
             return made
 
-    def _grow(self, topic: str) -> None:
-        """Refreshes the metadata: the topic may have more partitions by now."""
+    def _grow(self) -> None:
+        """Refreshes the metadata: the topics may have more partitions by now."""
         self._network_client.refresh(time.monotonic() + self._block)
         self._sender.apply_metadata()
 

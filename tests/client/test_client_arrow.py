@@ -58,3 +58,36 @@ def test_every_row_is_sent_once_and_in_order(count: int) -> None:
         value for part in columns_of(pa.table({"value": pa.array(values, pa.binary())})) for value in part[0]
     ]
     assert found == values
+
+
+HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "expected"),
+    [
+        (pa.list_(HEADER), [[{"key": "a", "value": b"1"}], None], [[("a", b"1")], None]),
+        (pa.large_list(HEADER), [[{"key": "a", "value": None}], []], [[("a", None)], []]),
+        (pa.list_(HEADER, 1), [[{"key": "a", "value": b"1"}], None], [[("a", b"1")], None]),
+        (pa.list_(pa.null()), [[], None], [[], None]),
+        (pa.null(), [None, None], [None, None]),
+    ],
+)
+def test_headers_are_lists_of_structs(kind: pa.DataType, given: list[Any], expected: list[Any]) -> None:
+    assert sent(headers=pa.array(given, kind))["headers"] == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (pa.string(), ["a=1"]),
+        (pa.list_(pa.string()), [["a"]]),
+        (pa.list_(pa.struct([("key", pa.string())])), [[{"key": "a"}]]),
+        (pa.map_(pa.string(), pa.binary()), [[("a", b"1")]]),
+    ],
+)
+def test_headers_of_another_type_are_refused_with_the_expected_type(
+    kind: pa.DataType, given: list[Any]
+) -> None:
+    with pytest.raises(ValueError, match=r"column headers is .*, and must be a list of structs of key and v"):
+        sent(headers=pa.array(given, kind))

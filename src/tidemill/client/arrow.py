@@ -120,7 +120,12 @@ def _numbers(column: Any, name: str) -> list[int]:
 
 
 def _headers(column: Any, name: str) -> list[list[tuple[str, bytes | None]] | None]:
-    return [
-        None if entry is None else [(item["key"], item["value"]) for item in entry]
-        for entry in column.to_pylist()
-    ]
+    try:
+        return [
+            None if entry is None else [(item["key"], item["value"]) for item in entry]
+            for entry in column.to_pylist()
+        ]
+    except (KeyError, TypeError):
+        raise ValueError(
+            f"column {name} is {column.type}, and must be a list of structs of key and value"
+        ) from None

@@ -18,12 +18,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from typing import Any
 
 from tidemill.client.batch_splitting import split
 from tidemill.client.errors import DeliveryTimeout
 from tidemill.client.network_client import NetworkClient
-from tidemill.client.record_accumulator import ProducerBatch, RecordAccumulator, metadata_of
+from tidemill.client.record_accumulator import (
+    OnDelivery,
+    ProducerBatch,
+    RecordAccumulator,
+    metadata_of,
+)
 from tidemill.model.errors import ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
@@ -71,7 +75,7 @@ class BatchResults:
         self._backoff = config.seconds("retry.backoff.ms")
         self._backoff_max = config.seconds("retry.backoff.max.ms")
         self._idempotent = config.bool("enable.idempotence")
-        self._finished: deque[tuple[Any, ProducerBatch, int, int]] = deque()
+        self._finished: deque[tuple[OnDelivery, ProducerBatch, int, int]] = deque()
         self.producer_id_error: KafkaError | None = None
         """Why the producer has no producer id yet. Without one it sends nothing."""
 

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from tidemill.client.network_client import NetworkClient
 from tidemill.client.partitioners import kind_of
 from tidemill.client.record_accumulator import (
     Delivery,
+    OnDelivery,
     ProducerBatch,
     RecordAccumulator,
     RecordMetadata,
@@ -46,7 +47,6 @@ KINDS = {
 FOREVER_SECONDS = 10.0**9
 
 Headers = Iterable[tuple[str, bytes | None]] | Mapping[str, bytes | None]
-OnDelivery = Callable[[RecordMetadata | None, Exception | None], None]
 
 
 class BulkDelivery:

@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from mypy_extensions import i64
 
@@ -70,7 +70,7 @@ class ProducerBatch:
         self.last_refusal: Exception | None = None
         self.base_offset: i64 = -1
         self.append_time_ms: i64 = -1
-        self.callbacks: list[tuple[int, int, Any]] | None = None
+        self.callbacks: list[tuple[int, int, OnDelivery]] | None = None
         self.event: threading.Event | None = None
         self.parts: list[ProducerBatch] | None = None
         self.part_starts: list[int] | None = None
@@ -90,6 +90,10 @@ class RecordMetadata:
             f"RecordMetadata(topic={self.topic!r}, partition={self.partition}, offset={self.offset}, "
             f"timestamp_ms={self.timestamp_ms})"
         )
+
+
+OnDelivery = Callable[[RecordMetadata | None, Exception | None], None]
+"""A callback for the result of a message: one of the two is None."""
 
 
 class Delivery:
@@ -250,8 +254,8 @@ class RecordAccumulator:
         self.messages_acknowledged: i64 = 0
         self.messages_failed: i64 = 0
         self.closed: ClientError | None = None
-        self.lock: Any = threading.Lock()
-        self.space_freed: Any = threading.Condition(self.lock)
+        self.lock = threading.Lock()
+        self.space_freed = threading.Condition(self.lock)
         self.topics: dict[str, TopicQueues] = {}
         self.active: dict[PartitionQueue, None] = {}
         self.incomplete: dict[ProducerBatch, None] = {}
@@ -266,7 +270,7 @@ class RecordAccumulator:
         key: bytes | None,
         value: bytes | None,
         headers: list[tuple[str, bytes | None]] | None,
-        on_delivery: Any,
+        on_delivery: OnDelivery | None,
         block_seconds: float,
     ) -> Delivery:
         """Appends a message; ``partition`` -1 calls the partitioner. Blocks while the buffer is full.

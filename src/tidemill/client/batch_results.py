@@ -28,23 +28,11 @@ from tidemill.client.record_accumulator import (
     RecordAccumulator,
     metadata_of,
 )
-from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.errors import INVALID_METADATA, ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
 
-LEADER_MOVED = frozenset(
-    {
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.LEADER_NOT_AVAILABLE,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.UNKNOWN_TOPIC_ID,
-        ErrorCode.FENCED_LEADER_EPOCH,
-        ErrorCode.UNKNOWN_LEADER_EPOCH,
-        ErrorCode.KAFKA_STORAGE_ERROR,
-        ErrorCode.NETWORK_EXCEPTION,
-        ErrorCode.REPLICA_NOT_AVAILABLE,
-    }
-)
+PRODUCE_REFRESH_ERRORS = INVALID_METADATA | {ErrorCode.NETWORK_EXCEPTION}
 """Errors after which the metadata is refreshed before the retry."""
 
 STATE_LOST = frozenset(
@@ -92,7 +80,7 @@ class BatchResults:
     def failed(self, batch: ProducerBatch, code: ErrorCode, problem: Exception) -> None:
         """Retries a batch, splits it, or completes it with the error."""
         queue = batch.queue
-        if code in LEADER_MOVED:
+        if code in PRODUCE_REFRESH_ERRORS:
             self._network_client.request_refresh()
         now = time.monotonic()
         retriable = isinstance(problem, KafkaError) and problem.retriable

@@ -19,28 +19,18 @@ from tidemill.client.errors import NEXT_STEP, ClientError, error_for
 from tidemill.client.network_client import DATA, SLOW_S, NetworkClient
 from tidemill.client.wait_reasons import Kind, Wait
 from tidemill.client.wake_pipe import WakePipe
-from tidemill.model.errors import ErrorCode, ProtocolError
+from tidemill.model.errors import INVALID_METADATA, ErrorCode, ProtocolError
 from tidemill.model.types import TopicPartition
 from tidemill.model.unpacked_limit import UNPACKED_KEY
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.fetch_layout import BY_ID, FetchedPartition
 from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 
-LEADER_MOVED = frozenset(
-    {
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.LEADER_NOT_AVAILABLE,
-        ErrorCode.REPLICA_NOT_AVAILABLE,
-        ErrorCode.FENCED_LEADER_EPOCH,
-        ErrorCode.UNKNOWN_LEADER_EPOCH,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.UNKNOWN_TOPIC_ID,
-        ErrorCode.INCONSISTENT_TOPIC_ID,
-        ErrorCode.KAFKA_STORAGE_ERROR,
-        ErrorCode.OFFSET_NOT_AVAILABLE,
-        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
-    }
-)
+FETCH_REFRESH_ERRORS = INVALID_METADATA | {
+    ErrorCode.INCONSISTENT_TOPIC_ID,
+    ErrorCode.OFFSET_NOT_AVAILABLE,
+    ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+}
 """Errors after which the metadata is refreshed, and the partition fetched again after a pause."""
 
 
@@ -350,7 +340,7 @@ class Fetcher:
             return
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
             self._handle_offset_out_of_range(item, position, offset)
-        elif code in LEADER_MOVED:
+        elif code in FETCH_REFRESH_ERRORS:
             position.preferred_read_replica = -1
             _note_error(position, code)
             position.retry_at = time.monotonic() + self._backoff

@@ -201,6 +201,21 @@ RETRIABLE = frozenset(
 )
 """Codes after which the same request may succeed."""
 
+INVALID_METADATA = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+    }
+)
+"""Codes after which a client refreshes its metadata before the same request may succeed: the leader may have
+moved (Kafka's ``InvalidMetadataException``)."""
+
 
 class TidemillError(Exception):
     """The root of all exceptions that this package raises deliberately."""

@@ -294,15 +294,15 @@ def test_closing_during_a_response_ends_its_request_once(
 ) -> None:
     connection = serve(after_versions(lambda peer, frame: peer.send(metadata(frame))))
     connection.open()
-    take = connection._read_exactly
+    take = connection._next_frame
 
-    def take_and_close(count: int, deadline: float) -> bytes:
-        data = take(count, deadline)
-        if count != 4:
+    def take_and_close() -> bytes | None:
+        frame = take()
+        if frame is not None:
             connection.close()
-        return data
+        return frame
 
-    monkeypatch.setattr(connection, "_read_exactly", take_and_close)
+    monkeypatch.setattr(connection, "_next_frame", take_and_close)
     with pytest.raises(ClientClosed, match=r"was closed"):
         ask(connection)
 
@@ -359,6 +359,105 @@ def test_a_response_in_small_pieces_is_assembled(serve: Callable[..., Connection
     connection = serve(after_versions(script))
     connection.open()
     assert ask(connection).cluster_id == "c"
+
+
+def answering_in_two_parts(serve: Callable[..., Connection]) -> tuple[Connection, threading.Event]:
+    """An open connection whose peer sends one byte less than each response, and the rest after the event."""
+    go = threading.Event()
+
+    def script(peer: Peer, frame: bytes) -> None:
+        whole = metadata(frame)
+        peer.send(whole[:-1])
+        go.wait(10)
+        peer.send(whole[-1:])
+
+    connection = serve(after_versions(script))
+    connection.open()
+    return connection, go
+
+
+def test_receive_returns_while_a_response_is_incomplete(serve: Callable[..., Connection]) -> None:
+    connection, go = answering_in_two_parts(serve)
+    request = connection.send(ApiKey.METADATA, MetadataRequest(topics=None))
+    assert not connection.wait(request, 0.1)
+    began = time.monotonic()
+    connection.receive()
+    assert time.monotonic() - began < 0.5
+    assert not request.done
+    go.set()
+    assert connection.wait(request, 5)
+    assert request.response().cluster_id == "c"
+
+
+def test_an_incomplete_response_expires(serve: Callable[..., Connection]) -> None:
+    def script(peer: Peer, frame: bytes) -> None:
+        for byte in metadata(frame)[:-1]:
+            peer.send(bytes([byte]))
+            time.sleep(0.05)
+
+    connection = serve(after_versions(script), request_timeout_ms=300)
+    connection.open()
+    with pytest.raises(RequestTimeout, match=r"has not answered Metadata within \d+\.\d s"):
+        ask(connection)
+    assert connection.closed
+
+
+def test_a_response_that_waits_to_be_read_does_not_expire(serve: Callable[..., Connection]) -> None:
+    connection = serve(after_versions(lambda peer, frame: peer.send(metadata(frame))), request_timeout_ms=300)
+    connection.open()
+    request = connection.send(ApiKey.METADATA, MetadataRequest(topics=None))
+    time.sleep(0.5)
+    assert not connection.expire(time.monotonic())
+    assert request.response().cluster_id == "c"
+
+
+def test_an_incomplete_response_that_does_not_proceed_expires(serve: Callable[..., Connection]) -> None:
+    connection, go = answering_in_two_parts(serve)
+    request = connection.send(ApiKey.METADATA, MetadataRequest(topics=None), timeout=0.2)
+    assert not connection.wait(request, 0.1)
+    time.sleep(0.2)
+    assert connection.expire(time.monotonic())
+    go.set()
+    with pytest.raises(RequestTimeout, match=r"has not answered Metadata"):
+        request.response()
+
+
+class Interrupted:
+    """Passes the calls to a socket; raises KeyboardInterrupt in ``recv``, before or after its n-th piece."""
+
+    def __init__(self, opened: socket.socket, at: int, *, has_received: bool) -> None:
+        self._opened = opened
+        self._left = at
+        self._has_received = has_received
+
+    def recv(self, *arguments: int) -> bytes:
+        if self._left == 1 and not self._has_received:
+            raise KeyboardInterrupt
+        data = self._opened.recv(*arguments)
+        self._left -= 1
+        if self._left == 0:
+            raise KeyboardInterrupt
+        return data
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._opened, name)
+
+
+@pytest.mark.parametrize("has_received", [False, True])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_an_interrupt_leaves_no_connection_in_the_middle_of_a_response(
+    serve: Callable[..., Connection], at: int, has_received: bool
+) -> None:
+    connection, go = answering_in_two_parts(serve)
+    request = connection.send(ApiKey.METADATA, MetadataRequest(topics=None))
+    connection._socket = Interrupted(connection._socket, at, has_received=has_received)
+    threading.Timer(0.2, go.set).start()
+    with pytest.raises(KeyboardInterrupt):
+        connection.wait(request, 5)
+    assert connection.wait(request, 5)
+    with pytest.raises(BrokerUnreachable, match=r"interrupted.*reopened when needed"):
+        request.response()
+    assert connection.closed
 
 
 def test_a_refused_connection_is_reported() -> None:

@@ -189,7 +189,7 @@ class Session:
         self.overlaps = 0
         self._is_receiving = False
 
-    def recv(self, count: int, flags: int) -> bytes:
+    def recv(self, count: int) -> bytes:
         self._is_receiving = True
         self.receiving.set()
         assert self.go_on.wait(20)
@@ -206,7 +206,7 @@ def test_one_session_is_never_read_and_written_at_the_same_time() -> None:
     connection = Connection("unused", 1, settings)
     session = connection._socket = Session()
     deadline = time.monotonic() + 60
-    reader = threading.Thread(target=connection._read_exactly, args=(4, deadline))
+    reader = threading.Thread(target=connection._receive_bytes, args=(4,))
     writer = threading.Thread(target=connection._write, args=(b"request", deadline))
     reader.start()
     assert session.receiving.wait(20)

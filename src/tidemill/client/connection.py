@@ -1,9 +1,9 @@
 """A connection to one broker: sends requests one after the other and receives the responses in that order.
 
 Several threads may send requests, and any thread may wait for its response: a waiting thread reads for all
-threads. A response is received directly into one ``bytes`` object of its announced size (``MSG_WAITALL``),
-which the decoders then read by position. The announced size is bounded. Memory is not touched before its
-bytes arrive, so that a false length closes the connection and has no other cost.
+threads. The socket does not block: a thread that serves several brokers receives the bytes that have arrived,
+and only :meth:`Connection.wait` waits for the rest of a response. The announced size of a response is
+bounded and allocates nothing, so that a false length closes the connection and has no other cost.
 """
 
 from __future__ import annotations
@@ -45,14 +45,21 @@ from tidemill.wire.apis import API, ApiKey
 from tidemill.wire.header import decode_response, encode_request
 from tidemill.wire.messages.api_versions import ApiVersionsRequest
 
-TICK_SECONDS = 1
-"""The kernel ends a blocked call after this time, so that deadlines are checked."""
-
-RECEIVE_SLICE = 64 * 1024 * 1024
-"""Maximum bytes requested in one call; a larger response is received in several pieces."""
+RECEIVE_SLICE = 128 * 1024
+"""Maximum bytes requested in one call. Python allocates this size before it knows how many bytes arrived."""
 
 TLS_ALERT = 0x1503
 """First bytes of a TLS alert: a TLS listener sends one to a client that does not use TLS."""
+
+
+def _wait_until_writable(opened: socket.socket, timeout_s: float) -> None:
+    """Waits until the socket accepts bytes; raises OSError if another thread has closed the socket."""
+    descriptor = opened.fileno()
+    if descriptor < 0:
+        raise OSError(errno.ENOTCONN, "not connected")
+    poller = select.poll()
+    poller.register(descriptor, select.POLLOUT)
+    poller.poll(int(timeout_s * 1000 + 0.999))
 
 
 def _reason_text(problem: OSError | None) -> str:
@@ -163,8 +170,12 @@ class Connection:
         self._is_reauthenticating = False
         self._has_responded = False
         """Whether the broker has answered a request other than ApiVersions, which needs no login."""
+        self._would_block: tuple[type[OSError], ...] = (
+            (BlockingIOError,) if self._tls is None else self._tls.would_block
+        )
+        """Raised by the non-blocking socket if it has no bytes, or accepts none."""
         # OpenSSL forbids concurrent reads and writes of a session, and one thread sends while another
-        # receives. No call holds the lock for longer than a tick.
+        # receives. No call under the lock waits.
         self._tls_lock: Any = threading.Lock() if self._tls is not None else contextlib.nullcontext()
 
     # -- opening ------------------------------------------------------------------------------------------
@@ -271,15 +282,10 @@ class Connection:
                 new_socket.setsockopt(socket.SOL_SOCKET, option, self._config.int(key))
 
     def _wrap_socket(self, new_socket: socket.socket) -> socket.socket:
-        """Wraps the socket in TLS if configured; makes it block with a tick: one call reads a response."""
+        """Wraps the socket in TLS if configured; makes it non-blocking."""
         if self._tls is not None:
             new_socket = self._tls.wrap(new_socket, self.host)
-            new_socket.settimeout(TICK_SECONDS)
-            return new_socket
-        new_socket.settimeout(None)
-        tick = struct.pack("ll", TICK_SECONDS, 0)
-        new_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)
-        new_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, tick)
+        new_socket.setblocking(False)
         return new_socket
 
     def _negotiate_versions(self, deadline: float) -> None:
@@ -448,9 +454,11 @@ class Connection:
             try:
                 with self._tls_lock:
                     view = view[opened.send(view) :]
-            except (BlockingIOError, TimeoutError):
-                if time.monotonic() > deadline:
+            except self._would_block:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
                     raise OSError(errno.ETIMEDOUT, "the broker accepts no more bytes") from None
+                _wait_until_writable(opened, left_s)
 
     def wait(self, request: InFlightRequest, timeout: float) -> bool:
         """Waits up to ``timeout`` seconds; returns True once there is a response or an error."""
@@ -487,12 +495,13 @@ class Connection:
             self._reader_changed.notify_all()
 
     def _read_until(self, deadline: float, request: InFlightRequest) -> bool:
-        """Reads a response if one arrives by ``deadline``; closes on expiry. Returns ``request.done``."""
+        """Reads the bytes that arrive first, by ``deadline``; closes on expiry. Returns ``request.done``."""
         if request.done:
             return True
-        if self._readable(max(0.0, deadline - time.monotonic())):
-            self._receive()
-        elif time.monotonic() >= request.expires_s:
+        is_readable = self._readable(max(0.0, deadline - time.monotonic()))
+        if is_readable and self._receive():
+            return request.done
+        if time.monotonic() >= request.expires_s:
             self._fail(self._timeout_error(request))
         return request.done
 
@@ -514,24 +523,31 @@ class Connection:
         return request.response()
 
     def receive(self) -> None:
-        """Reads the responses that have begun to arrive; for a thread that polls :meth:`fileno` itself."""
+        """Reads the bytes that have arrived; for a thread that polls :meth:`fileno` itself."""
         self._begin_reading()
         try:
-            while self._readable(0.0):
-                self._receive()
+            while self._readable(0.0) and self._receive():
+                pass
         finally:
             self._end_reading()
 
     def expire(self, now: float) -> bool:
-        """Closes the connection if its oldest request has expired; returns whether it did."""
+        """Closes the connection if its oldest request has expired; returns whether it did.
+
+        Receives first: the bytes of a response may have waited for a thread that did not poll.
+        """
         oldest = self._pending[0] if self._pending else None
-        if oldest is not None and now >= oldest.expires_s:
-            self._fail(self._timeout_error(oldest))
-            return True
-        return False
+        if oldest is None or now < oldest.expires_s:
+            return False
+        missing_bytes = self._frame_reader.missing_bytes
+        self.receive()
+        if oldest.done or self._frame_reader.missing_bytes != missing_bytes:
+            return False
+        self._fail(self._timeout_error(oldest))
+        return True
 
     def oldest_unanswered(self) -> InFlightRequest | None:
-        """The oldest request without a response; None if a response has begun to arrive. From any thread."""
+        """The oldest request without a response; None if unread bytes have arrived. From any thread."""
         try:
             oldest = self._pending[0]
         except IndexError:
@@ -577,39 +593,55 @@ class Connection:
                     return True
         return bool(self._poller.poll(max(0, int(timeout * 1000 + 0.999))))
 
-    def _receive(self) -> None:
-        """Reads one whole response and stores it in its request. No other thread reads meanwhile."""
+    def _receive(self) -> bool:
+        """Reads the bytes that have arrived, up to the end of one response, which then ends its request.
+
+        Returns False if the response is incomplete. No other thread reads meanwhile.
+        """
         try:
             if not self._pending:
                 raise ProtocolError("a response without a request")
             request = self._pending[0]
-            deadline = max(request.expires_s, time.monotonic() + TICK_SECONDS)
-            frame = self._next_frame(deadline)
+            frame = self._next_frame()
+            if frame is None:
+                return False
             correlation = int.from_bytes(frame[:4], "big", signed=True)
             if correlation != request.correlation_id:
                 raise ProtocolError(f"correlation id {correlation}, expected {request.correlation_id}")
+            self.last_used_s = time.monotonic()
+            self._has_responded = self._has_responded or request.api_key != ApiKey.API_VERSIONS
+            request.frame = frame
+            request.done = True
+            # Another thread may have closed the connection meanwhile, which ended the request.
+            if self._pending and self._pending[0] is request:
+                self._pending.popleft()
         except ProtocolError as problem:
             self.reject_response(problem)
-            return
         except OSError as problem:
             self._fail(self._connection_error(problem))
-            return
-        try:
-            self._pending.popleft()
-        except IndexError:
-            return  # Another thread has closed the connection meanwhile, which ended the request.
-        self.last_used_s = time.monotonic()
-        self._has_responded = self._has_responded or request.api_key != ApiKey.API_VERSIONS
-        request.frame = frame
-        request.done = True
+        except BaseException:  # KeyboardInterrupt: received bytes may be lost.
+            self._fail(
+                BrokerUnreachable(
+                    f"reading from broker {self.address} was interrupted; the connection is reopened when "
+                    "needed",
+                    broker=self.address,
+                )
+            )
+            raise
+        return True
 
-    def _next_frame(self, deadline: float) -> bytes:
-        """Returns the next response, without its size field. Receives no bytes after it."""
+    def _next_frame(self) -> bytes | None:
+        """Returns the next response, without its size field; None if it is incomplete. Receives no bytes
+        after it.
+        """
         frames = self._frame_reader
         try:
             start = frames.next_frame()
             while start == NEED_DATA:
-                frames.receive(self._read_exactly(frames.missing_bytes, deadline))
+                received = self._receive_bytes(frames.missing_bytes)
+                if received is None:
+                    return None
+                frames.receive(received)
                 start = frames.next_frame()
         except FrameSizeError as problem:
             if problem.size >> 16 == TLS_ALERT and self._tls is None:
@@ -621,28 +653,19 @@ class Connection:
         frames.consume()
         return frame
 
-    def _read_exactly(self, count: int, deadline: float) -> bytes:
-        """Reads exactly ``count`` bytes, usually with one system call and no copy."""
-        pieces: list[bytes] = []
+    def _receive_bytes(self, count: int) -> bytes | None:
+        """Receives at most ``count`` bytes; returns None if none have arrived."""
         opened = self._socket
         if opened is None:
             raise OSError(errno.ENOTCONN, "not connected")
-        flags = 0 if self._tls is not None else socket.MSG_WAITALL
-        while True:
-            try:
-                with self._tls_lock:
-                    piece = opened.recv(min(count, RECEIVE_SLICE), flags)
-            except (BlockingIOError, TimeoutError):
-                piece = b""
-            else:
-                if not piece:
-                    raise OSError(errno.ECONNRESET, "the broker closed the connection")
-                count -= len(piece)
-                if count == 0:
-                    return piece if not pieces else b"".join([*pieces, piece])
-                pieces.append(piece)
-            if not piece and time.monotonic() > deadline:
-                raise OSError(errno.ETIMEDOUT, "the rest of the response did not arrive")
+        try:
+            with self._tls_lock:
+                received: bytes = opened.recv(min(count, RECEIVE_SLICE))
+        except self._would_block:
+            return None
+        if not received:
+            raise OSError(errno.ECONNRESET, "the broker closed the connection")
+        return received
 
     # -- closing ------------------------------------------------------------------------------------------
 

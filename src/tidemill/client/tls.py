@@ -7,6 +7,7 @@ import os
 import socket
 import ssl
 import threading
+from typing import Final
 
 from tidemill.client import keystores
 from tidemill.client.errors import AuthenticationFailed, ClientError
@@ -43,6 +44,9 @@ _HOSTNAME_MISMATCH, _IP_MISMATCH, _HAS_EXPIRED, _NOT_YET_VALID = 62, 64, 10, 9
 
 class TlsSettings:
     """The TLS settings of one client. Creates the context on first use, and again after a file changed."""
+
+    would_block: Final = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
+    """Raised by a non-blocking connection that has no bytes, or accepts none."""
 
     def __init__(self, config: ParsedConfig) -> None:
         self._config = config

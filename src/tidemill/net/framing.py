@@ -4,11 +4,13 @@
 
 The accepted connection, the dialled link and the client use this reader. A frame is a pair of positions in
 the ``bytes`` that hold it: a frame that arrived in one piece is not copied, a frame that spans several
-pieces is joined once. The announced size allocates nothing: memory grows with the bytes that have arrived.
+pieces is assembled in one buffer. The announced size allocates nothing: memory grows with the bytes that have
+arrived.
 """
 
 from __future__ import annotations
 
+from io import SEEK_END, BytesIO
 from typing import Final
 
 from librt.strings import read_i32_be
@@ -19,9 +21,6 @@ from tidemill.model.errors import ProtocolError
 NEED_DATA: Final[i64] = -1
 """Returned in place of a position: the next frame is not complete."""
 SIZE_BYTES: Final[i64] = 4
-CHUNKS_MIN: Final[i64] = 64
-CHUNK_SHIFT: Final = 14
-"""The chunks of a frame are joined early when they are more than 64, plus one for every 16 KiB (2^14)."""
 
 
 class FrameSizeError(ProtocolError):
@@ -55,13 +54,13 @@ class FrameReader:
         """The end of the frame that :meth:`next_frame` returned last."""
         self._size: i64 = -1
         """The size of the next frame, once its size field is consumed; else -1."""
-        self._chunks: list[bytes] = []
-        self._chunk_bytes: i64 = 0
+        self._partial = BytesIO()
+        self._partial_bytes: i64 = 0
 
     @property
     def held_bytes(self) -> i64:
         """The bytes in memory, including consumed frames that are not released yet."""
-        return len(self.data) + self._chunk_bytes
+        return len(self.data) + self._partial_bytes
 
     @property
     def unread_bytes(self) -> i64:
@@ -71,13 +70,13 @@ class FrameReader:
     @property
     def has_partial(self) -> bool:
         """Whether :meth:`next_frame` found a part of a frame, and its end was not received yet."""
-        return self._chunk_bytes > 0 or self._size >= 0
+        return self._partial_bytes > 0 or self._size >= 0
 
     @property
     def missing_bytes(self) -> i64:
         """The number of bytes that complete the size field, or the frame if its size is known."""
         needed: i64 = SIZE_BYTES if self._size < 0 else self._size
-        return needed - self._chunk_bytes
+        return needed - self._partial_bytes
 
     def receive(self, data: bytes) -> None:
         """Adds received bytes."""
@@ -85,17 +84,14 @@ class FrameReader:
             self.data = self.data[self.position :] + data
             self.position = 0
             return
-        if self._chunk_bytes > 0:
-            chunks = self._chunks
-            chunks.append(data)
-            self._chunk_bytes += len(data)
+        if self._partial_bytes > 0:
+            partial = self._partial
+            partial.write(data)
+            self._partial_bytes += len(data)
             if self.missing_bytes > 0:
-                if len(chunks) > CHUNKS_MIN + (self._chunk_bytes >> CHUNK_SHIFT):
-                    self._chunks = [b"".join(chunks)]
                 return
-            data = b"".join(chunks)
-            self._chunks = []
-            self._chunk_bytes = 0
+            data = partial.getvalue()  # No copy.
+            self.drop_partial()
         self.data = data
         self.position = 0
 
@@ -134,15 +130,16 @@ class FrameReader:
         """Keeps the start of an incomplete frame, and releases everything before it."""
         if self.position < len(self.data):
             # A copy, unless nothing was consumed: otherwise it would keep the consumed frames in memory.
-            self._chunks = [self.data[self.position :]]
-            self._chunk_bytes = len(self.data) - self.position
+            self._partial = BytesIO(self.data[self.position :])
+            self._partial.seek(0, SEEK_END)
+            self._partial_bytes = len(self.data) - self.position
         self.data = b""
         self.position = 0
 
     def drop_partial(self) -> None:
         """Drops the start of an incomplete frame whose end never arrives."""
-        self._chunks = []
-        self._chunk_bytes = 0
+        self._partial = BytesIO()
+        self._partial_bytes = 0
 
     def clear(self) -> None:
         """Drops all bytes."""

@@ -452,6 +452,64 @@ def test_a_late_commit_response_does_not_reset_a_new_membership(
         assert consumer.assignment() == {TopicPartition(topic, 0)}
 
 
+def test_a_wakeup_ends_a_poll_that_waits_for_the_group(
+    broker_address: str, new_topic: Callable[..., str], group: str
+) -> None:
+    topic = new_topic(2)
+    settings = {**QUICK, "group.id": group}
+    with Consumer(broker_address, settings) as idle, Consumer(broker_address, settings) as waiting:
+        idle.subscribe([topic])
+        until(lambda: bool(idle.assignment()), lambda: idle.poll(0.2))
+        waiting.subscribe([topic])  # Joins once the idle member has rejoined, in a poll.
+        timer = threading.Timer(1.0, waiting.wakeup)
+        timer.start()
+        began = time.monotonic()
+        assert not waiting.poll(20)
+        assert time.monotonic() - began < 10
+        timer.join()
+        assert not waiting.assignment()
+        until(lambda: bool(waiting.assignment()), lambda: idle.poll(0.2), lambda: waiting.poll(0.2))
+
+
+class Revocations:
+    """A listener that records the revoked partitions."""
+
+    def __init__(self) -> None:
+        self.revoked: list[TopicPartition] = []
+
+    def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        pass
+
+    def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        self.revoked += partitions
+
+    on_lost = on_revoked
+
+
+def test_unsubscribe_commits_revokes_and_leaves_the_group(
+    broker_address: str, topic: str, group: str
+) -> None:
+    item = TopicPartition(topic, 0)
+    listener = Revocations()
+    read: list[int] = []
+    with Consumer(broker_address, {**QUICK, "group.id": group}) as consumer, Admin(broker_address) as admin:
+        consumer.subscribe([topic], listener=listener)
+        until(lambda: len(read) == 10, lambda: read.extend(record.offset for record in consumer.poll(0.2)))
+        consumer.unsubscribe()
+        assert listener.revoked == [item]
+        assert not consumer.assignment()
+        assert not consumer.subscription()
+        assert not admin.describe_group(group).members
+        with pytest.raises(ValueError, match=r"nothing to read"):
+            consumer.poll(0)
+        assert consumer.committed([item])[item].offset == 10
+        consumer.assign([item])
+        consumer.unsubscribe()
+        assert not consumer.assignment()
+        consumer.subscribe([topic])
+        until(lambda: consumer.assignment() == {item}, lambda: consumer.poll(0.2))
+
+
 def test_a_static_member_returns_without_a_rebalance(
     broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
 ) -> None:

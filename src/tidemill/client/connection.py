@@ -523,8 +523,12 @@ class Connection:
         return request.response()
 
     def receive(self) -> None:
-        """Reads the bytes that have arrived; for a thread that polls :meth:`fileno` itself."""
-        self._begin_reading()
+        """Reads the bytes that have arrived; for a thread that polls :meth:`fileno` itself.
+
+        Returns at once if another thread reads.
+        """
+        if not self._begin_reading(deadline=time.monotonic()):
+            return
         try:
             while self._readable(0.0) and self._receive():
                 pass

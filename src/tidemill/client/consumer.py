@@ -28,6 +28,7 @@ from tidemill.client.assignors import assignors_for
 from tidemill.client.completed_fetch import ConsumerRecord, ConsumerRecords
 from tidemill.client.config import config_of
 from tidemill.client.config_keys import CONSUMER
+from tidemill.client.connection import Connection
 from tidemill.client.consumer_coordinator import ConsumerCoordinator
 from tidemill.client.errors import (
     BrokerUnreachable,
@@ -250,10 +251,11 @@ class Consumer:
         if not self._is_subscribed and not self._positions:
             raise ValueError("the consumer has nothing to read; subscribe() or assign() first")
         while True:
-            if self._woken:
-                self._woken = False
+            if self._take_wakeup():
                 return None
             wait = self._update_assignment_metadata(deadline)
+            if self._take_wakeup():
+                return None
             self._fetcher.handle_responses()
             before = {
                 fetch.topic_partition: fetch.next_offset
@@ -270,6 +272,13 @@ class Consumer:
             if left <= 0:
                 return None
             self._fetcher.wait(min(left, wait), self._offset_resets.connections)
+
+    def _take_wakeup(self) -> bool:
+        """Returns whether wakeup() was called; each call ends one poll."""
+        if not self._woken:
+            return False
+        self._woken = False
+        return True
 
     def _update_assignment_metadata(self, deadline: float) -> float:
         """Advances membership, metadata, commits and positions; returns the seconds until the next useful
@@ -769,6 +778,12 @@ class _RebalanceCallbacks:
         consumer._next_auto_commit = time.monotonic() + consumer._auto_commit_interval_s
         if consumer._listener is not None:
             consumer._listener.on_assigned(added)
+
+    def wait(self, timeout: float, connections: Sequence[Connection]) -> bool:
+        consumer = self._consumer
+        if not consumer._woken:
+            consumer._fetcher.receive(timeout, connections)
+        return not consumer._woken
 
     def wake(self) -> None:
         self._consumer._fetcher.wake()

@@ -140,8 +140,15 @@ class RebalanceCallbacks(Protocol):
         """Sets the assignment to ``items``; those in ``added`` are new."""
         ...
 
+    def wait(self, timeout: float, connections: Sequence[Connection]) -> bool:
+        """Waits up to ``timeout`` seconds for bytes on ``connections`` or a wake-up.
+
+        Returns False if the user has ended the poll().
+        """
+        ...
+
     def wake(self) -> None:
-        """Ends a wait in poll(). Called from the heartbeat thread as well."""
+        """Ends :meth:`wait`. Called from the heartbeat thread as well."""
         ...
 
 
@@ -205,7 +212,7 @@ class ConsumerCoordinator:
             self._rejoin_reason = reason
 
     def poll(self, deadline: float) -> bool:
-        """Advances towards STABLE, until ``deadline`` at most; returns True when STABLE.
+        """Advances towards STABLE, until ``deadline`` or a wakeup() at most; returns True when STABLE.
 
         Raises the errors that prevent membership: FENCED_INSTANCE_ID, authorization, no common assignor.
         """
@@ -228,14 +235,14 @@ class ConsumerCoordinator:
                     return False
 
     def _advance(self, deadline: float) -> bool:
-        """Advances by one request; returns False if ``deadline`` passes first."""
+        """Advances by one request; returns False if ``deadline`` passes or the user ends the poll first."""
         if self._pending_request is None:
             self._prepare_join(deadline)
             self._send_join(self.connection(deadline))
         request = self._pending_request
         if request is None:
             return True
-        if not request.connection.wait(request, max(0.0, deadline - time.monotonic())):
+        if not self._wait_for(request, deadline):
             return False
         self._pending_request = None
         try:
@@ -246,6 +253,15 @@ class ConsumerCoordinator:
         if self.state == PREPARING_REBALANCE:
             return self._handle_join(response, request.connection, deadline)
         return self._handle_sync(response, deadline)
+
+    def _wait_for(self, request: InFlightRequest, deadline: float) -> bool:
+        """Waits for a response; returns False if ``deadline`` passes or the user ends the poll first."""
+        connection = request.connection
+        while not connection.wait(request, 0.0):
+            left_s = min(deadline, request.expires_s) - time.monotonic()
+            if left_s <= 0 or not self._callbacks.wait(left_s, [connection]):
+                return False
+        return True
 
     def _prepare_join(self, deadline: float) -> None:
         """Revokes, before joining, the partitions that others may be assigned. Once per rebalance."""
@@ -416,10 +432,14 @@ class ConsumerCoordinator:
                 self.member_id, self.generation = "", -1
 
     def _back_off(self, deadline: float) -> bool:
-        pause = min(self._backoff, deadline - time.monotonic())
-        if pause <= 0:
+        """Waits before a retry; returns False at ``deadline``, or if the user ends the poll."""
+        now = time.monotonic()
+        until = min(now + self._backoff, deadline)
+        if until <= now:
             return False
-        time.sleep(pause)
+        while (left_s := until - time.monotonic()) > 0:
+            if not self._callbacks.wait(left_s, []):
+                return False
         return True
 
     # -- the coordinator ----------------------------------------------------------------------------------
@@ -482,6 +502,9 @@ class ConsumerCoordinator:
                     self._is_coordinator_silent = True
             except Exception:
                 logger.exception("a heartbeat of group %s failed", self.group_id)
+            request = self._pending_request
+            if request is not None and request.done:
+                self._callbacks.wake()  # This thread has read the response that the polling thread awaits.
 
     def _probe_coordinator(self) -> None:
         """Checks that the coordinator answers while a join waits, which may take minutes."""

@@ -252,6 +252,11 @@ class Fetcher:
         self.handle_responses()
         if self.completed_fetches and for_records:
             return
+        self.receive(timeout, others)
+        self.handle_responses()
+
+    def receive(self, timeout: float, others: Iterable[Connection] = ()) -> None:
+        """Waits up to ``timeout`` seconds for bytes or :meth:`wake`. Handles no responses."""
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
         connections: dict[int, Connection] = {}
@@ -265,7 +270,6 @@ class Fetcher:
                 self._pipe.drain()
             else:
                 connections[descriptor].receive()
-        self.handle_responses()
 
     def handle_responses(self) -> None:
         """Converts the received responses into completed fetches."""

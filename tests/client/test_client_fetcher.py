@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +29,7 @@ class Broker:
     """The fetcher's view of a connection: records the requests, and responds to none."""
 
     last_used_s = 0.0
+    throttled_until_s = 0.0
 
     def __init__(self) -> None:
         self.bytes_max: list[int] = []
@@ -109,6 +112,19 @@ def test_a_partial_batch_doubles_the_requested_bytes(
     assert fetches.brokers[LEADER].bytes_max == then
     fetches.fetcher.close()
     fetches.cluster.close()
+
+
+@pytest.mark.parametrize(("version", "brokers"), [(7, [LEADER]), (8, []), (11, [])])
+def test_a_throttled_consumer_waits_before_the_next_fetch(
+    fetches: Fetches, version: int, brokers: list[int]
+) -> None:
+    broker = fetches.brokers[LEADER]
+    empty = struct.pack(">iihii", 1, 60_000, 0, 0, 0)  # correlation, throttle, error, session, no topics
+    request = SimpleNamespace(tag={ITEM: 0}, error=None, frame=empty, version=version, connection=broker)
+    fetches.fetcher._handle_response(LEADER, request)  # type: ignore[arg-type]
+    assert fetches.ask() == brokers
+    broker.throttled_until_s = 0.0
+    assert fetches.ask() == [LEADER]
 
 
 @pytest.mark.parametrize("paused", [False, True])

@@ -147,6 +147,8 @@ class Connection:
         self.address = join_address(host, port)
         self.closed = False
         self.last_used_s = time.monotonic()
+        self.throttled_until_s = 0.0
+        """The broker expects no further request of its quota before this time (KIP-219)."""
         self._config = config
         self._client_id = config.str("client.id")
         self._request_timeout_s = config.seconds("request.timeout.ms")

@@ -10,6 +10,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Iterable
+from typing import Final
 
 from tidemill.client import fetch_requests
 from tidemill.client.completed_fetch import CompletedFetch
@@ -32,6 +33,9 @@ FETCH_REFRESH_ERRORS = INVALID_METADATA | {
     ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
 }
 """Errors after which the metadata is refreshed, and the partition fetched again after a pause."""
+
+CLIENT_THROTTLES_FROM: Final = 8
+"""The version of Fetch from which a throttled client waits; before, the broker delays the response."""
 
 
 class PartitionPosition:
@@ -190,6 +194,9 @@ class Fetcher:
                     )
             self._network_client.open_in_background(node_id, DATA, self.wake)
             return self._network_client.connection_delay(node_id) or 1.0
+        throttled_s = connection.throttled_until_s - time.monotonic()
+        if throttled_s > 0:
+            return throttled_s
         version = fetch_requests.version_for(
             connection.version(ApiKey.FETCH), [requested.topic_id for requested in items]
         )
@@ -291,6 +298,8 @@ class Fetcher:
         except ProtocolError as problem:
             self._fetch_failed(node_id, requested, problem)
             raise request.connection.reject_response(problem) from problem
+        if request.version >= CLIENT_THROTTLES_FROM:
+            request.connection.throttled_until_s = time.monotonic() + response.throttle_ms / 1000
         if response.error:
             self._network_client.request_refresh()
             self._back_off(requested, ErrorCode.of(response.error))

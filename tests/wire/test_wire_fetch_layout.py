@@ -24,6 +24,7 @@ from tidemill.wire.fetch_layout import (
     write_response_head,
 )
 from tidemill.wire.messages import fetch
+from tidemill.wire.primitives import TAGS_MAX, encode_uvarint
 
 VERSIONS = range(FIRST_VERSION, LAST_VERSION + 1)
 IDS = (bytes(range(16)), bytes(range(16, 32)))
@@ -202,3 +203,35 @@ def test_encodes_aborted_transactions_like_the_generated_codec(
 def test_all_known_versions_have_a_layout() -> None:
     known = API[ApiKey.FETCH]
     assert (known.version_min, known.version_max) == (FIRST_VERSION, LAST_VERSION)
+
+
+def tagged(count: int) -> bytes:
+    """A section of ``count`` tagged fields without bytes, whose tag is unknown."""
+    return encode_uvarint(count) + b"\x63\0" * count
+
+
+@pytest.mark.parametrize("count", [TAGS_MAX, TAGS_MAX + 1])
+def test_limits_the_tagged_fields_of_requests_and_responses(count: int) -> None:
+    version = LAST_VERSION
+    partition = RequestedPartition(key=IDS[0], index=1)
+    body = write_request(FetchRequest(version=version, partitions=(partition,)))
+    # The end of the body: tags of the partition, tags of its topic, no forgotten topics, no rack, own tags.
+    assert body.endswith(b"\0\0\x01\x01\0")
+    of_request = body[:-1] + tagged(count)
+    of_partition = body[:-5] + tagged(count) + body[-4:]
+    answer = encode(response(version), version)
+    assert answer.endswith(b"r\0\0\0")
+    of_fetched = answer[:-3] + tagged(count) + answer[-2:]
+
+    def read_all(data: bytes) -> None:
+        read_request(version, 5, data, 0, len(data))
+
+    def read_answer(data: bytes) -> None:
+        read_response(data, 0, len(data), version, 100)
+
+    for read, data in ((read_all, of_request), (read_all, of_partition), (read_answer, of_fetched)):
+        if count <= TAGS_MAX:
+            read(data)
+        else:
+            with pytest.raises(ProtocolError, match=f"{count} tagged fields"):
+                read(data)

@@ -11,6 +11,7 @@ from tidemill.wire.header import parse_request_header
 from tidemill.wire.primitives import (
     TAGS_MAX,
     encode_uvarint,
+    read_tag_count,
     read_uvarint,
     skip_tag_section,
     skip_tags,
@@ -67,6 +68,16 @@ def test_skips_tagged_fields() -> None:
     for size in range(1, len(section)):
         with pytest.raises(ProtocolError):
             skip_tags(section[:size], 1, size, 2)
+
+
+def test_checks_the_count_of_tagged_fields() -> None:
+    for count in (0, TAGS_MAX):
+        assert read_tag_count(bytes([count]) + b"\x63\0" * count, 0, 1 + 2 * count) == (count, 1)
+    with pytest.raises(ProtocolError, match="cannot be in the 3 bytes from 1 on"):
+        read_tag_count(b"\x02\x63\0\x63\0", 0, 4)
+    for count in (TAGS_MAX + 1, 50_000_000):
+        with pytest.raises(ProtocolError, match=f"{count} tagged fields"):
+            read_tag_count(encode_uvarint(count) + b"\x63\0" * 30, 0, 60)
 
 
 def test_rejects_a_header_with_too_many_tagged_fields_at_once() -> None:

@@ -48,7 +48,7 @@ from tidemill.wire.hot_path_codec import (
     write_count,
     write_topic_key,
 )
-from tidemill.wire.primitives import read_uvarint, skip_tag_section
+from tidemill.wire.primitives import read_tag_count, read_uvarint, skip_tag_section
 
 FIRST_VERSION: Final = 0
 LAST_VERSION: Final = 18
@@ -281,7 +281,7 @@ class FetchRequestReader:
     def _read_tags(self, position: i64) -> i64:
         """Reads the tagged fields of a request: the state of the replica (15). Skips the cluster id."""
         data = self.data
-        count, position = read_uvarint(data, position, self.end)
+        count, position = read_tag_count(data, position, self.end)
         while count > 0:
             tag, size, position = read_tag(data, position, self.end)
             if tag == REPLICA_STATE_TAG and self.version >= REPLICA_STATE_FROM:
@@ -372,7 +372,7 @@ def _read_requested(
 
 def _read_requested_tags(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
     high_watermark = HIGH_WATERMARK_UNKNOWN
-    count, position = read_uvarint(data, position, end)
+    count, position = read_tag_count(data, position, end)
     while count > 0:
         tag, size, position = read_tag(data, position, end)
         if tag == HIGH_WATERMARK_TAG:
@@ -636,7 +636,7 @@ def _read_fetched(fetched: FetchedPartition, data: bytes, position: i64, end: i6
         position += size
         fetched.end = position
     if flexible:
-        count, position = read_uvarint(data, position, end)
+        count, position = read_tag_count(data, position, end)
         while count > 0:
             tag, size, position = read_tag(data, position, end)
             if tag == DIVERGING_EPOCH_TAG and size >= DIVERGING_EPOCH_BYTES_MIN:

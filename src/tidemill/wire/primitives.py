@@ -45,14 +45,27 @@ def read_uvarint(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
     raise short(position, 1, end)
 
 
-def skip_tags(data: bytes, position: i64, end: i64, count: i64) -> i64:
-    """Skips ``count`` unknown tagged fields; returns the position after them."""
+def check_tag_count(position: i64, end: i64, count: i64) -> None:
+    """Raises ProtocolError when a structure has too many tagged fields for the protocol or its bytes."""
     if count > TAGS_MAX:
         raise ProtocolError(f"{count} tagged fields before byte {position}; {TAGS_MAX} are allowed")
     if count * 2 > end - position:
         raise ProtocolError(
             f"{count} tagged fields cannot be in the {end - position} bytes from {position} on"
         )
+
+
+def read_tag_count(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
+    """Reads and checks the count of tagged fields: returns the count, and the position after it."""
+    count, position = read_uvarint(data, position, end)
+    if count > 0:
+        check_tag_count(position, end, count)
+    return count, position
+
+
+def skip_tags(data: bytes, position: i64, end: i64, count: i64) -> i64:
+    """Skips ``count`` unknown tagged fields; returns the position after them."""
+    check_tag_count(position, end, count)
     while count > 0:
         _tag, position = read_uvarint(data, position, end)
         size, position = read_uvarint(data, position, end)

@@ -267,6 +267,12 @@ def check_path(path: str) -> None:
         raise ValueError(f"{path!r} is not a node path: it contains a zero byte")
 
 
+def check_data(path: str, data: bytes) -> None:
+    """Raises ValueError when ``data`` exceeds the size limit of a node."""
+    if len(data) > NODE_BYTES_MAX:
+        raise ValueError(f"{path} would hold {len(data)} bytes; a node holds at most {NODE_BYTES_MAX}")
+
+
 async def ensure_paths(store: Store, paths: Iterable[str]) -> None:
     """Creates the nodes at ``paths`` and all their ancestors where they are missing, without data."""
     requested: dict[str, None] = {}

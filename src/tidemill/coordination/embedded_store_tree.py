@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from tidemill.coordination.coordination_store import (
     ANY_VERSION,
     NO_OWNER,
-    NODE_BYTES_MAX,
     BadVersion,
     Create,
     Delete,
@@ -26,6 +25,7 @@ from tidemill.coordination.coordination_store import (
     Result,
     SetData,
     StoreError,
+    check_data,
     check_path,
     parent_of,
 )
@@ -212,9 +212,3 @@ class Tree:
         applied.events.append(Event(EventKind.DELETED, path))
         applied.events.append(Event(EventKind.CHILDREN_CHANGED, parent_path))
         applied.results.append(Result(path, -1))
-
-
-def check_data(path: str, data: bytes) -> None:
-    """Raises ValueError when ``data`` exceeds the size limit of a node."""
-    if len(data) > NODE_BYTES_MAX:
-        raise ValueError(f"{path} would hold {len(data)} bytes; a node holds at most {NODE_BYTES_MAX}")

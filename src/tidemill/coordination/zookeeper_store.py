@@ -34,9 +34,9 @@ from tidemill.coordination.coordination_store import (
     StoreUnavailable,
     Watch,
     Watcher,
+    check_data,
     check_path,
 )
-from tidemill.coordination.embedded_store_tree import check_data
 from tidemill.coordination.zookeeper_calls import (
     CONNECTED,
     EVENT,

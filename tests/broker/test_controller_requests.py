@@ -35,6 +35,7 @@ from tidemill.coordination.nodes import (
     BrokerNode,
     ConfigChangeNode,
     ConfigNode,
+    ConfigResource,
 )
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.log.checkpoint_files import read_partition_metadata
@@ -126,7 +127,7 @@ class BrokerStage:
             removed=self.removed,
             listener=self.listener,
         )
-        self.unreadable_settings: list[tuple[str, str]] = []
+        self.unreadable_settings: list[ConfigResource] = []
         self.requests = ControllerRequestHandler(
             NODE,
             lambda: broker.config,
@@ -135,7 +136,7 @@ class BrokerStage:
             broker.replica_manager,
             broker.metadata_cache,
             self.applier,
-            settings_unreadable=lambda kind, name: self.unreadable_settings.append((kind, name)),
+            settings_unreadable=self.unreadable_settings.append,
         )
         self.applier.broker_epoch = 10
         self.files_are_slow: asyncio.Event | None = None
@@ -306,7 +307,7 @@ async def test_settings_changed_between_two_requests_stay_in_effect() -> None:
     async with broker_stage() as stage:
         stage.settings.topics["t"] = {"retention.ms": "1000"}
         await stage.lead("t", FIRST, 0)
-        await stage.requests.apply_settings({("topics", "t"): {"retention.ms": "9000"}})
+        await stage.requests.apply_settings({ConfigResource("topics", "t"): {"retention.ms": "9000"}})
         await stage.update_metadata(("t", FIRST, [0]))
         assert stage.retention_ms("t") == 9000
         assert stage.broker.metadata_cache.topics["t"].config == {"retention.ms": "9000"}
@@ -325,7 +326,9 @@ async def test_a_cluster_default_changed_between_two_requests_stays_in_effect() 
         stage.settings.topics["own"] = {"min.insync.replicas": "3"}
         await stage.lead("t", FIRST, 0)
         await stage.lead("own", SECOND, 0)
-        await stage.requests.apply_settings({("brokers", DEFAULT_ENTITY): {"min.insync.replicas": "2"}})
+        await stage.requests.apply_settings(
+            {ConfigResource("brokers", DEFAULT_ENTITY): {"min.insync.replicas": "2"}}
+        )
         await stage.update_metadata(("t", FIRST, [0]), ("own", SECOND, [0]))
         found = [broker.replica_manager.find(name, 0) for name in ("t", "own")]
         assert [one and one.min_insync_replicas for one in found] == [2, 3]
@@ -418,7 +421,7 @@ async def test_settings_read_before_this_broker_became_the_controller_do_not_rep
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(stage.stop("u", 0))  # From the former controller.
             await asyncio.sleep(0)
-            before = {("topics", "t"): {"retention.ms": "1000"}}
+            before = {ConfigResource("topics", "t"): {"retention.ms": "1000"}}
             tasks.create_task(stage.requests.apply_settings(before))
             await asyncio.sleep(0)
             tasks.create_task(stage.applier.apply_delta(Announcement(delta)))
@@ -438,8 +441,8 @@ async def test_requests_are_applied_with_unreadable_settings(
         await stage.lead("u", SECOND, 0)
         await stage.update_metadata(("t", FIRST, [0]), ("u", SECOND, [0]))
         assert (stage.retention_ms("t"), stage.retention_ms("u")) == (-1, 9000)
-        assert stage.unreadable_settings == [("topics", "t")]
-        await stage.requests.apply_settings({("topics", "t"): {"retention.ms": "7000"}})
+        assert stage.unreadable_settings == [ConfigResource("topics", "t")]
+        await stage.requests.apply_settings({ConfigResource("topics", "t"): {"retention.ms": "7000"}})
         assert stage.broker.metadata_cache.topics["t"].config == {"retention.ms": "7000"}
     (record,) = [one for one in caplog.records if one.levelname == "ERROR"]
     assert record.getMessage().startswith("/config/topics/t holds '{', which cannot be read")

@@ -14,7 +14,7 @@ from tidemill.broker.metadata_cache import MetadataCache
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.coordination_store import Create, SetData, StoreUnavailable, ensure_paths
 from tidemill.coordination.embedded_store import EmbeddedStore
-from tidemill.coordination.nodes import PERSISTENT_PATHS, ConfigChangeNode, ConfigNode
+from tidemill.coordination.nodes import PERSISTENT_PATHS, ConfigChangeNode, ConfigNode, ConfigResource
 from tidemill.coordination.topic_image import TopicImage
 from tidemill.model.errors import ErrorCode, KafkaError
 
@@ -31,7 +31,7 @@ class RecordingRequests:
     def topics_without_metadata(self) -> list[str]:
         return []
 
-    async def apply_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
+    async def apply_settings(self, settings: Mapping[ConfigResource, Mapping[str, str]]) -> None:
         self.settings |= settings
         self.changed.set()
 
@@ -43,7 +43,7 @@ class ReplacedController:
         self.is_active = True
         self.context = self
 
-    async def apply_stored_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
+    async def apply_stored_settings(self, settings: Mapping[ConfigResource, Mapping[str, str]]) -> None:
         self.is_active = False
         raise KafkaError("this broker is not the controller", ErrorCode.NOT_CONTROLLER)
 
@@ -55,7 +55,7 @@ class SilentController(ReplacedController):
         super().__init__()
         self.refused = topic
 
-    async def apply_stored_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
+    async def apply_stored_settings(self, settings: Mapping[ConfigResource, Mapping[str, str]]) -> None:
         if ("topics", self.refused) in settings:
             self.refused = ""
             raise StoreUnavailable("the connection broke")

@@ -25,7 +25,7 @@ from tidemill.coordination.cluster_image import GROUP_SETTINGS, ClusterImage
 from tidemill.coordination.cluster_image_loader import load_image
 from tidemill.coordination.coordination_store import Create, ensure_paths
 from tidemill.coordination.embedded_store import EmbeddedStore
-from tidemill.coordination.nodes import ConfigChangeNode, ConfigNode
+from tidemill.coordination.nodes import ConfigChangeNode, ConfigNode, ConfigResource
 from tidemill.model.configs import BrokerConfig, GroupConfig
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.alter_configs import AlterableConfig, AlterConfigsRequest, AlterConfigsResource
@@ -156,7 +156,7 @@ async def test_unreadable_settings_of_a_group_do_not_affect_other_groups(tmp_pat
         image = await load_image(broker.store)
         assert dict(image.group_configs) == {"even": {SESSION: "46000"}}
         assert set(image.unreadable_of(GROUP_SETTINGS)) == {"odd"}
-        mended = image.with_settings({("groups", "odd"): {SESSION: "47000"}})
+        mended = image.with_settings({ConfigResource("groups", "odd"): {SESSION: "47000"}})
         assert mended.group_config("odd") == {SESSION: "47000"}
         assert not mended.unreadable
 
@@ -188,11 +188,11 @@ def test_other_brokers_apply_the_settings_of_a_group(tmp_path: Path, name: str) 
         Create(ConfigNode.path("groups", name), ConfigNode.encode({SESSION: "46000"})),
         Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("groups", name), sequential=True),
     )
-    assert applied == {("groups", name): {SESSION: "46000"}}
+    assert applied == {ConfigResource("groups", name): {SESSION: "46000"}}
     image = ClusterImage().with_settings(applied)
     assert image.group_config(name) == {SESSION: "46000"}
     assert image.with_settings(applied) is image
-    assert image.with_settings({("groups", name): {}}).group_configs == {}
+    assert image.with_settings({ConfigResource("groups", name): {}}).group_configs == {}
 
 
 def test_settings_with_an_unreadable_notification_are_read_from_the_store(tmp_path: Path) -> None:

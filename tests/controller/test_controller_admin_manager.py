@@ -44,6 +44,7 @@ from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import (
     DEFAULT_ENTITY,
     ConfigNode,
+    ConfigResource,
     LeaderIsrAndControllerEpoch,
     PartitionStateNode,
     TopicAssignment,
@@ -600,8 +601,10 @@ async def test_an_unclean_leader_is_elected_after_a_failed_store_call(
             data = ConfigNode.encode(settings)
             await setting.store.transact([SetData(ConfigNode.path("topics", "t"), data)])
             with pytest.raises(StoreUnavailable):
-                await other.controller.context.apply_stored_settings({("topics", "t"): settings})
-            await other.controller.context.apply_stored_settings({("topics", "t"): settings})
+                await other.controller.context.apply_stored_settings(
+                    {ConfigResource("topics", "t"): settings}
+                )
+            await other.controller.context.apply_stored_settings({ConfigResource("topics", "t"): settings})
         else:
             await alter_config(other, "unclean.leader.election.enable", "true", topic="t")
         for _ in range(100):
@@ -637,7 +640,7 @@ async def test_concurrent_setting_changes_survive_a_read_of_the_store(
 
         assert await create(setting, "t") is None
         await alter(names[0])
-        read = {node: await stored()}
+        read = {ConfigResource(*node): await stored()}
         await asyncio.gather(alter(names[1]), controller.context.apply_stored_settings(read), alter(names[2]))
         wanted = dict.fromkeys(names, "100000")
         assert await stored() == wanted

@@ -20,6 +20,7 @@ from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.nodes import (
     DELETE_TOPICS,
     ConfigNode,
+    ConfigResource,
     DeleteTopicNode,
     PartitionStateNode,
     TopicAssignment,
@@ -235,7 +236,7 @@ async def test_settings_written_by_an_administrator_are_deleted_with_the_topic(
         path = ConfigNode.path("topics", "a")
         settings = {"retention.ms": "9"}
         await store.transact([Create(path, ConfigNode.encode(settings))])
-        await controller.context.apply_stored_settings({("topics", "a"): settings})
+        await controller.context.apply_stored_settings({ConfigResource("topics", "a"): settings})
         assert await delete(setting, "a") is None
         assert not await store.exists(path)
 

@@ -17,7 +17,7 @@ from tidemill.controller.topics import NewTopic
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.coordination_store import Create, Delete, SetData, StoreUnavailable
 from tidemill.coordination.embedded_store import EmbeddedStore
-from tidemill.coordination.nodes import DEFAULT_ENTITY, BrokerNode, ConfigNode
+from tidemill.coordination.nodes import DEFAULT_ENTITY, BrokerNode, ConfigNode, ConfigResource
 
 BROKERS = (1, 2, 3)
 
@@ -47,7 +47,9 @@ class Replicas(Brokers):
         if is_default:
             path = minimum_path(is_default=True)
             await self.setting.store.transact([Create(path, ConfigNode.encode(settings))])
-            await self.controller.context.apply_stored_settings({("brokers", DEFAULT_ENTITY): settings})
+            await self.controller.context.apply_stored_settings(
+                {ConfigResource("brokers", DEFAULT_ENTITY): settings}
+            )
         config = {} if is_default else settings
         await self.controller.admin_manager.create_topics(
             [NewTopic("t", assignments={0: list(BROKERS)}, config=config)]
@@ -112,7 +114,7 @@ async def test_setting_the_inherited_minimum_on_a_topic_keeps_its_elr(tmp_path: 
                 else SetData(path, ConfigNode.encode(minimum))
             )
             await setting.store.transact([write])
-            await brokers.controller.context.apply_stored_settings({("topics", "t"): minimum})
+            await brokers.controller.context.apply_stored_settings({ConfigResource("topics", "t"): minimum})
         assert brokers.controller.image.topics["t"].config == minimum
         assert brokers.members == (1, [1], [3])
         assert await alter_config(setting, MIN_INSYNC, "1", topic="t") is None
@@ -222,7 +224,9 @@ async def test_a_removed_cluster_minimum_is_replaced_by_that_of_the_controller(
             lose_answer(setting, monkeypatch)
             with pytest.raises(StoreUnavailable):
                 await brokers.controller.context.write_operations([])
-        await brokers.controller.context.apply_stored_settings({("brokers", DEFAULT_ENTITY): {}})
+        await brokers.controller.context.apply_stored_settings(
+            {ConfigResource("brokers", DEFAULT_ENTITY): {}}
+        )
         node = await store.get(path)
         assert node is not None
         assert ConfigNode.decode(path, node.data) == {"min.insync.replicas": "2"}

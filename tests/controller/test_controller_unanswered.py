@@ -28,6 +28,7 @@ from tidemill.coordination.coordination_store import Create, Delete, Node, SetDa
 from tidemill.coordination.nodes import (
     BrokerNode,
     ConfigNode,
+    ConfigResource,
     LeaderIsrAndControllerEpoch,
     PartitionStateNode,
     ReassignmentNode,
@@ -338,7 +339,7 @@ async def test_unclean_election_settings_read_after_a_lost_response_apply(
         with pytest.raises(StoreUnavailable):
             await controller.context.write_operations([])
         await failover.brokers_changed()
-        await controller.context.apply_stored_settings({("topics", "a"): settings})
+        await controller.context.apply_stored_settings({ConfigResource("topics", "a"): settings})
         for _ in range(100):
             if only_partition(setting, "a").leader >= 0:
                 break

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from tidemill.coordination.cluster_image import ClusterImage, Delta
+from tidemill.coordination.nodes import ConfigResource
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.coordination.topic_index import PARTITIONS_PER_SLICE, TopicIndex, compute_traits_in_slices
 from tidemill.model.types import ZERO_ID
@@ -36,7 +37,7 @@ def next_image(random: Random, image: ClusterImage) -> ClusterImage:
     if kind == 0:
         return image.with_brokers({})
     if kind == 1:
-        return image.with_settings({("topics", name): {} for name in random.sample(NAMES, 2)})
+        return image.with_settings({ConfigResource("topics", name): {} for name in random.sample(NAMES, 2)})
     changed = [some_topic(random, name) for name in random.sample(NAMES, random.randint(0, 3))]
     return image.with_topics(changed, random.sample(NAMES, random.randint(0, 2)))
 

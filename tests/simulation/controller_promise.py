@@ -36,6 +36,7 @@ from tidemill.coordination.nodes import (
     DELETE_TOPICS,
     TOPICS,
     ConfigNode,
+    ConfigResource,
     ControllerEpochNode,
     DeleteTopicNode,
     LeaderIsrAndControllerEpoch,
@@ -155,7 +156,7 @@ class ControllerPromise:
             return answered
 
         async def apply_settings(
-            self: ControllerContext, settings: Mapping[tuple[str, str], Mapping[str, str]]
+            self: ControllerContext, settings: Mapping[ConfigResource, Mapping[str, str]]
         ) -> Delta | None:
             knowledge = promise._knowledge()
             knowledge.minimum_changed = _with_another_minimum(self.image, settings)
@@ -720,15 +721,15 @@ def _faults_of_index(index: TopicIndex) -> Iterator[str]:
 
 
 def _with_another_minimum(
-    image: ClusterImage, settings: Mapping[tuple[str, str], Mapping[str, str]]
+    image: ClusterImage, settings: Mapping[ConfigResource, Mapping[str, str]]
 ) -> set[str]:
     """Returns the topics whose ``min.insync.replicas`` in these settings differs from the controller's."""
     known = image.default_broker_config()
-    default = settings.get(("brokers", DEFAULT_ENTITY), known)
+    default = settings.get(ConfigResource("brokers", DEFAULT_ENTITY), known)
     is_other = default.get(MIN_INSYNC) != known.get(MIN_INSYNC)
     changed = set()
     for name, topic in image.topics.items():
-        own = settings.get(("topics", name), topic.config)
+        own = settings.get(ConfigResource("topics", name), topic.config)
         if own.get(MIN_INSYNC) != topic.config.get(MIN_INSYNC) or (is_other and MIN_INSYNC not in own):
             changed.add(name)
     return changed

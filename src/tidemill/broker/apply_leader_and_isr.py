@@ -16,6 +16,7 @@ from tidemill.broker.log_configs import log_config
 from tidemill.broker.metadata_cache import Delta, MetadataCache, PartitionImage, TopicImage
 from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.cluster_image import TOPIC
+from tidemill.coordination.nodes import ConfigResource
 from tidemill.log.log_manager import LogManager
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError
@@ -382,8 +383,8 @@ class LeaderAndIsrApplier:
             return False
         return self._node_id in known.partitions[index].replicas
 
-    async def publish_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
-        """Publishes an image with ``settings``, by kind and name. The caller holds :attr:`lock`."""
+    async def publish_settings(self, settings: Mapping[ConfigResource, Mapping[str, str]]) -> None:
+        """Publishes an image with ``settings``. The caller holds :attr:`lock`."""
         metadata = self._metadata_cache
         image = metadata.image.with_settings(settings)
         if image is not metadata.image:

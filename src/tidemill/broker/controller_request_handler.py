@@ -37,6 +37,7 @@ from tidemill.coordination.nodes import (
     BrokerNode,
     BrokerRegistration,
     ConfigNode,
+    ConfigResource,
     ControllerEpochNode,
     Endpoint,
 )
@@ -89,9 +90,9 @@ class ControllerRequestHandler:
         metadata_cache: MetadataCache,
         applier: LeaderAndIsrApplier,
         *,
-        settings_unreadable: Callable[[str, str], None],
+        settings_unreadable: Callable[[ConfigResource], None],
     ) -> None:
-        """``settings_unreadable`` is called with the kind and name of settings to read again later."""
+        """``settings_unreadable`` is called with a resource whose settings are to be read again."""
         self._node_id = node_id
         self._config = config
         self._clock = clock
@@ -341,8 +342,8 @@ class ControllerRequestHandler:
         )
         return image.with_topics(changed, sorted(gone & before.topics.keys()))
 
-    async def apply_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
-        """Applies settings, by kind and name, that another broker or an administrator wrote to the store.
+    async def apply_settings(self, settings: Mapping[ConfigResource, Mapping[str, str]]) -> None:
+        """Applies settings that another broker or an administrator wrote to the store.
 
         They also apply to topics without metadata here, if this broker has replicas of them.
         """
@@ -350,10 +351,10 @@ class ControllerRequestHandler:
         async with self._applier.lock:
             await self._apply_settings_locked(settings)
 
-    async def _apply_settings_locked(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
-        changed = [key for key in self._settings if ("topics", key[0]) in settings]
+    async def _apply_settings_locked(self, settings: Mapping[ConfigResource, Mapping[str, str]]) -> None:
+        changed = [key for key in self._settings if ConfigResource("topics", key[0]) in settings]
         for key in changed:
-            self._settings[key] = settings["topics", key[0]]
+            self._settings[key] = settings[ConfigResource("topics", key[0])]
         config = self._config()
         await self._applier.publish_settings(settings)
         time_slice = TimeSlice(self._clock)
@@ -398,7 +399,7 @@ class ControllerRequestHandler:
             return ConfigNode.decode(path, node.data) if node is not None else {}
         except NodeFormatError as problem:
             logger.error("%s Until then no record of topic %s is deleted by its age.", problem, topic)
-            self._settings_unreadable("topics", topic)
+            self._settings_unreadable(ConfigResource("topics", topic))
             return all_unreadable()
 
     def _settings_of(self, key: TopicKey) -> Mapping[str, str]:

@@ -18,7 +18,13 @@ from tidemill.controller.node_change_handlers import NodeChangeHandlers
 from tidemill.coordination.cluster_image_loader import group_names, load_settings
 from tidemill.coordination.coordination_store import Delete, Node, NoNode, Store, Watch
 from tidemill.coordination.encoding import NodeFormatError
-from tidemill.coordination.nodes import CONFIG_CHANGES, ConfigChangeNode, ConfigNode
+from tidemill.coordination.nodes import (
+    CONFIG_CHANGES,
+    DEFAULT_ENTITY,
+    ConfigChangeNode,
+    ConfigNode,
+    ConfigResource,
+)
 from tidemill.model.errors import ErrorCode, KafkaError
 
 logger = logging.getLogger("tidemill.broker")
@@ -26,8 +32,6 @@ logger = logging.getLogger("tidemill.broker")
 KINDS = ("topics", "brokers", "groups")
 NOTIFICATIONS_KEPT = 100
 """The newest notifications. The controller deletes older ones."""
-
-Entity = tuple[str, str]
 
 
 class DynamicConfigManager:
@@ -50,7 +54,7 @@ class DynamicConfigManager:
         self._requests = requests
         self._last_processed: int | None = None
         self._change_handlers = NodeChangeHandlers(store, {CONFIG_CHANGES: self._process_notifications})
-        self._unreadable: dict[Entity, Watch | None] = {}
+        self._unreadable: dict[ConfigResource, Watch | None] = {}
         """The unreadable settings, watched until they are readable; None: not watched yet."""
 
     def start(self) -> None:
@@ -62,9 +66,9 @@ class DynamicConfigManager:
         self._last_processed = None
         self._change_handlers.schedule([CONFIG_CHANGES])
 
-    def watch_unreadable(self, kind: str, name: str) -> None:
+    def watch_unreadable(self, resource: ConfigResource) -> None:
         """Watches settings that could not be read, and reads them again after they were written."""
-        self._unreadable.setdefault((kind, name), None)
+        self._unreadable.setdefault(resource, None)
         self._change_handlers.schedule([CONFIG_CHANGES])
 
     async def stop(self) -> None:
@@ -79,75 +83,77 @@ class DynamicConfigManager:
         notifications = {_number(name): name for name in await store.children(CONFIG_CHANGES)}
         last = max(notifications, default=-1)
         if self._last_processed is None or (notifications and min(notifications) > self._last_processed + 1):
-            entities = await self._all_entities()
+            resources = await self._all_resources()
         else:
             paths = [
                 f"{CONFIG_CHANGES}/{notifications[number]}"
                 for number in sorted(notifications)
                 if number > self._last_processed
             ]
-            changed = [_entity_of(node) for node in await store.get_many(paths)]
-            entities = await self._all_entities() if None in changed else {}
-            entities |= dict.fromkeys(entity for entity in changed if entity is not None)
+            changed = [_resource_of(node) for node in await store.get_many(paths)]
+            resources = await self._all_resources() if None in changed else {}
+            resources |= dict.fromkeys(resource for resource in changed if resource is not None)
         await self._watch_unreadable()
-        entities |= dict.fromkeys(self._unreadable)
-        await self._apply(await self._load([entity for entity in entities if entity[0] in KINDS]))
+        resources |= dict.fromkeys(self._unreadable)
+        await self._apply(await self._load([resource for resource in resources if resource.kind in KINDS]))
         self._last_processed = last
         if self._controller.is_active and len(notifications) > NOTIFICATIONS_KEPT:
             await self._remove_notifications(
                 [notifications[number] for number in sorted(notifications)[:-NOTIFICATIONS_KEPT]]
             )
 
-    async def _load(self, entities: list[Entity]) -> dict[Entity, dict[str, str]]:
+    async def _load(self, resources: list[ConfigResource]) -> dict[ConfigResource, dict[str, str]]:
         """Reads settings. Unreadable settings are logged and left out."""
         store = self._store
         try:
-            return await load_settings(store, entities)
+            return await load_settings(store, resources)
         except NodeFormatError:
-            settings: dict[Entity, dict[str, str]] = {}
-            for entity in entities:
+            settings: dict[ConfigResource, dict[str, str]] = {}
+            for resource in resources:
                 try:
-                    settings |= await load_settings(store, [entity])
+                    settings |= await load_settings(store, [resource])
                 except NodeFormatError as problem:
                     logger.error("the former settings stay in effect: %s", problem)
-                    if entity not in self._unreadable:
-                        self.watch_unreadable(*entity)
+                    if resource not in self._unreadable:
+                        self.watch_unreadable(resource)
             return settings
 
     async def _watch_unreadable(self) -> None:
-        for entity, watch in list(self._unreadable.items()):
+        for resource, watch in list(self._unreadable.items()):
             if watch is None:
-                path = ConfigNode.path(*entity)
-                self._unreadable[entity] = await self._store.watch(
+                path = ConfigNode.path(*resource)
+                self._unreadable[resource] = await self._store.watch(
                     path, lambda _: self._change_handlers.schedule([CONFIG_CHANGES])
                 )
 
-    async def _all_entities(self) -> dict[Entity, None]:
+    async def _all_resources(self) -> dict[ConfigResource, None]:
         image = self._metadata_cache.image
         topics = (*image.topics, *self._requests.topics_without_metadata())
-        entities: dict[Entity, None] = {("topics", name): None for name in topics}
-        entities |= {("brokers", name): None for name in (*image.broker_configs, "<default>")}
+        resources: dict[ConfigResource, None] = {ConfigResource("topics", name): None for name in topics}
+        resources |= {
+            ConfigResource("brokers", name): None for name in (*image.broker_configs, DEFAULT_ENTITY)
+        }
         # Only the store has the names of all groups with settings.
         groups = (*image.group_configs, *await group_names(self._store))
-        entities |= {("groups", name): None for name in groups}
-        return entities | {("brokers", str(self._node_id)): None}
+        resources |= {ConfigResource("groups", name): None for name in groups}
+        return resources | {ConfigResource("brokers", str(self._node_id)): None}
 
-    async def _apply(self, settings: Mapping[Entity, Mapping[str, str]]) -> None:
+    async def _apply(self, settings: Mapping[ConfigResource, Mapping[str, str]]) -> None:
         readable_again = {
-            entity: self._unreadable.pop(entity) for entity in settings if entity in self._unreadable
+            resource: self._unreadable.pop(resource) for resource in settings if resource in self._unreadable
         }
         try:
             await self._apply_settings(settings)
         except BaseException:
             # No notification names them: without the watch they would not be read again.
-            for entity, watch in readable_again.items():
-                self._unreadable[entity] = watch
+            for resource, watch in readable_again.items():
+                self._unreadable[resource] = watch
             raise
         for watch in readable_again.values():
             if watch is not None:
                 watch.cancel()
 
-    async def _apply_settings(self, settings: Mapping[Entity, Mapping[str, str]]) -> None:
+    async def _apply_settings(self, settings: Mapping[ConfigResource, Mapping[str, str]]) -> None:
         controller = self._controller
         try:
             await controller.context.apply_stored_settings(settings)
@@ -173,8 +179,8 @@ def _number(name: str) -> int:
     return int(digits) if digits.isdigit() else -1
 
 
-def _entity_of(notification: Node | None) -> Entity | None:
-    """Returns the kind and name in a notification; None if it is unreadable or deleted."""
+def _resource_of(notification: Node | None) -> ConfigResource | None:
+    """Returns the resource in a notification; None if it is unreadable or deleted."""
     if notification is None:
         return None
     try:
@@ -187,4 +193,4 @@ def _entity_of(notification: Node | None) -> Entity | None:
             "all settings are read again: a notification of changed settings names %s/%s", kind, name
         )
         return None
-    return kind, ConfigNode.name(kind, name)
+    return ConfigResource(kind, ConfigNode.name(kind, name))

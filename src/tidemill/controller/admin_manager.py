@@ -372,7 +372,7 @@ class AdminManager:
             *plan.operations,
         ]
         if self.context.store.session_timeout_s:  # Notifies the other brokers of the change.
-            note = ConfigChangeNode.encode(*plan.entity)
+            note = ConfigChangeNode.encode(*plan.resource)
             operations.append(Create(ConfigChangeNode.prefix, note, sequential=True))
         try:
             for piece in in_pieces(operations):

@@ -13,7 +13,7 @@ from tidemill.controller.topic_name_validator import check_name
 from tidemill.controller.topics import missing_topic, write_config
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.coordination_store import Delete, Operation
-from tidemill.coordination.nodes import DEFAULT_ENTITY, ConfigNode
+from tidemill.coordination.nodes import DEFAULT_ENTITY, ConfigNode, ConfigResource
 from tidemill.coordination.topic_image import TopicImage
 from tidemill.model.configs import (
     BROKER_KEYS,
@@ -81,11 +81,13 @@ class ConfigPlan(NamedTuple):
     group: str | None = None
 
     @property
-    def entity(self) -> tuple[str, str]:
-        """The type and name of the resource in the store."""
+    def resource(self) -> ConfigResource:
+        """The resource in the store."""
         if self.topic is not None:
-            return "topics", self.topic.name
-        return ("groups", self.group) if self.group is not None else ("brokers", self.broker or "")
+            return ConfigResource("topics", self.topic.name)
+        if self.group is not None:
+            return ConfigResource("groups", self.group)
+        return ConfigResource("brokers", self.broker or "")
 
 
 def replacement(settings: Sequence[tuple[str, str | None]]) -> dict[str, str]:

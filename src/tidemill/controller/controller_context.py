@@ -69,6 +69,7 @@ from tidemill.coordination.nodes import (
     PERSISTENT_PATHS,
     ClusterIdNode,
     ConfigNode,
+    ConfigResource,
     DeleteTopicNode,
 )
 from tidemill.coordination.store_error_codes import TOPIC_CODES, controller_replaced, wire_error
@@ -514,8 +515,8 @@ class ControllerContext:
         for line in in_lines((yield from find_completed_in_slices(delta))):
             admin_log.info("reassignments done: %s", line)
 
-    async def apply_stored_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
-        """Applies settings, by type and name, that another client wrote. Raises NOT_CONTROLLER."""
+    async def apply_stored_settings(self, settings: Mapping[ConfigResource, Mapping[str, str]]) -> None:
+        """Applies settings that another client wrote. Raises NOT_CONTROLLER."""
         async with self.change_lock():
             try:
                 others = self._image.other_settings(settings)
@@ -528,7 +529,7 @@ class ControllerContext:
                 self.parts.on_leaderless()  # A retry finds the settings unchanged, and would elect no leader.
                 raise
 
-    async def _apply_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> Delta | None:
+    async def _apply_settings(self, settings: Mapping[ConfigResource, Mapping[str, str]]) -> Delta | None:
         before = self._image
         self._image = before.with_settings(settings)
         if self._image is before:

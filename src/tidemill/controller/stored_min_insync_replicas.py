@@ -12,22 +12,22 @@ from collections.abc import Iterable
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.cluster_image_loader import read_settings
 from tidemill.coordination.coordination_store import Store
-from tidemill.coordination.nodes import DEFAULT_ENTITY
+from tidemill.coordination.nodes import DEFAULT_ENTITY, ConfigResource
 from tidemill.model.configs import MIN_INSYNC
 
 
 async def read_stored_min_insync(
     store: Store, image: ClusterImage, topics: Iterable[str]
-) -> dict[tuple[str, str], dict[str, str]]:
-    """The settings of ``topics`` and the cluster, by type and name, whose minimum differs from ``image``.
+) -> dict[ConfigResource, dict[str, str]]:
+    """The settings of ``topics`` and the cluster whose minimum differs from ``image``.
 
     Unreadable settings are skipped, as leaders do. Raises StoreError.
     """
-    known = {("topics", name): image.topics[name].config for name in topics}
-    known["brokers", DEFAULT_ENTITY] = image.default_broker_config()
+    known = {ConfigResource("topics", name): image.topics[name].config for name in topics}
+    known[ConfigResource("brokers", DEFAULT_ENTITY)] = image.default_broker_config()
     found = await read_settings(store, known)
     return {
-        entity: settings
-        for entity, settings in found.items()
-        if settings.get(MIN_INSYNC) != known[entity].get(MIN_INSYNC)
+        resource: settings
+        for resource, settings in found.items()
+        if settings.get(MIN_INSYNC) != known[resource].get(MIN_INSYNC)
     }

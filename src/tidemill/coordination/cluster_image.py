@@ -12,6 +12,7 @@ from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.nodes import (
     DEFAULT_ENTITY,
     BrokerRegistration,
+    ConfigResource,
     Endpoint,
     LeaderIsrAndControllerEpoch,
 )
@@ -20,9 +21,15 @@ from tidemill.coordination.topic_index import TopicIndex
 from tidemill.model.types import NO_BROKER, ZERO_ID
 
 Entity = tuple[str, str]
-"""Kind and name: ("topics", "t"), ("ids", "1") of a registration, ("config/brokers", "1")."""
+"""The entity of an unreadable node, as kind and name: ("topics", "t") for the nodes of a topic and of its
+settings, ("ids", "1") for a registration, ("config/brokers", "1") for the settings of a broker."""
 TOPIC, REGISTRATION, SETTINGS = "topics", "ids", "config/brokers"
 GROUP_SETTINGS = "config/groups"
+
+
+def settings_entity(resource: ConfigResource) -> Entity:
+    """Returns the entity of the settings of a broker or a group, in :attr:`ClusterImage.unreadable`."""
+    return f"config/{resource.kind}", resource.name
 
 
 class BrokerImage:
@@ -87,7 +94,7 @@ class ClusterImage:
         self.topics: Mapping[str, TopicImage] = index.by_name
         self.topics_by_id: Mapping[bytes, TopicImage] = index.by_id
         self.broker_configs: Mapping[str, Mapping[str, str]] = broker_configs or {}
-        """Dynamic settings: by broker id (as text), and the cluster-wide defaults under ``<default>``."""
+        """Dynamic settings by broker id (as text); the defaults of all brokers under ``DEFAULT_ENTITY``."""
         self.group_configs: Mapping[str, Mapping[str, str]] = group_configs or {}
         """Dynamic settings by group, for groups with at least one setting."""
         self.deleting: Mapping[str, TopicImage] = deleting or {}
@@ -204,28 +211,30 @@ class ClusterImage:
             groups=_with_group(self.group_configs, group, config),
         )
 
-    def other_settings(self, settings: Mapping[Entity, Mapping[str, str]]) -> list[Entity]:
-        """Returns the entities of ``settings``, by kind and name, that :meth:`with_settings` would change."""
+    def other_settings(self, settings: Mapping[ConfigResource, Mapping[str, str]]) -> list[ConfigResource]:
+        """Returns the resources of ``settings`` that :meth:`with_settings` would change."""
         found = []
-        for (kind, name), config in settings.items():
+        for resource, config in settings.items():
+            kind, name = resource
             topic = self.topics.get(name) if kind == "topics" else None
             if topic is not None:
                 is_other = dict(topic.config) != dict(config)
             elif kind == "groups":
                 is_other = (
-                    dict(self.group_config(name)) != dict(config) or (GROUP_SETTINGS, name) in self.unreadable
+                    dict(self.group_config(name)) != dict(config)
+                    or settings_entity(resource) in self.unreadable
                 )
             else:
                 is_other = kind == "brokers" and (
                     dict(self.broker_configs.get(name, {})) != dict(config)
-                    or (SETTINGS, name) in self.unreadable
+                    or settings_entity(resource) in self.unreadable
                 )
             if is_other:
-                found.append((kind, name))
+                found.append(resource)
         return found
 
-    def with_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> ClusterImage:
-        """Returns a copy with other settings, by kind and name; the same image when none differs."""
+    def with_settings(self, settings: Mapping[ConfigResource, Mapping[str, str]]) -> ClusterImage:
+        """Returns a copy with other settings; the same image when none differs."""
         changed = []
         brokers = dict(self.broker_configs)
         groups = self.group_configs
@@ -247,7 +256,7 @@ class ClusterImage:
             elif kind == "groups" and dict(self.group_config(name)) != dict(config):
                 groups = _with_group(groups, name, config)
         still = self.unreadable
-        read = {(f"config/{kind}", name) for kind, name in settings if kind != "topics"}
+        read = {settings_entity(resource) for resource in settings if resource.kind != "topics"}
         if read & still.keys():
             still = {entity: problem for entity, problem in still.items() if entity not in read}
         if (

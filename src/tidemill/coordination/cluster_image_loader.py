@@ -28,6 +28,7 @@ from tidemill.coordination.nodes import (
     BrokerNode,
     ClusterIdNode,
     ConfigNode,
+    ConfigResource,
     ControllerEpochNode,
     ControllerNode,
     PartitionStateNode,
@@ -141,7 +142,7 @@ async def group_names(store: Store) -> list[str]:
 
 async def _load_group_configs(store: Store, unreadable: Unreadable) -> dict[str, dict[str, str]]:
     configs = {}
-    groups = [("groups", name) for name in await group_names(store)]
+    groups = [ConfigResource("groups", name) for name in await group_names(store)]
     for (_, name), path, data in await _config_nodes(store, groups):
         try:
             settings = ConfigNode.decode(path, data)
@@ -154,36 +155,36 @@ async def _load_group_configs(store: Store, unreadable: Unreadable) -> dict[str,
 
 
 async def load_settings(
-    store: Store, entities: Iterable[tuple[str, str]]
-) -> dict[tuple[str, str], dict[str, str]]:
-    """Returns the settings of these entities, by kind and name; empty for entities without a node."""
-    nodes = await _config_nodes(store, entities)
-    return {entity: ConfigNode.decode(path, data) for entity, path, data in nodes}
+    store: Store, resources: Iterable[ConfigResource]
+) -> dict[ConfigResource, dict[str, str]]:
+    """Returns the settings of these resources; empty for resources without a node."""
+    nodes = await _config_nodes(store, resources)
+    return {resource: ConfigNode.decode(path, data) for resource, path, data in nodes}
 
 
 async def read_settings(
-    store: Store, entities: Iterable[tuple[str, str]]
-) -> dict[tuple[str, str], dict[str, str]]:
-    """As :func:`load_settings`, without the entities that cannot be read."""
+    store: Store, resources: Iterable[ConfigResource]
+) -> dict[ConfigResource, dict[str, str]]:
+    """As :func:`load_settings`, without the resources whose nodes cannot be read."""
     found = {}
-    for entity, path, data in await _config_nodes(store, entities):
+    for resource, path, data in await _config_nodes(store, resources):
         try:
-            found[entity] = ConfigNode.decode(path, data)
+            found[resource] = ConfigNode.decode(path, data)
         except NodeFormatError as problem:
             logger.debug("the previous settings are kept: %s", problem)
     return found
 
 
 async def _config_nodes(
-    store: Store, entities: Iterable[tuple[str, str]]
-) -> list[tuple[tuple[str, str], str, bytes]]:
-    """Returns the entities with the path and the data of their nodes; the data is empty without a node."""
-    entities = list(entities)
-    paths = [ConfigNode.path(kind, name) for kind, name in entities]
+    store: Store, resources: Iterable[ConfigResource]
+) -> list[tuple[ConfigResource, str, bytes]]:
+    """Returns the resources with the path and the data of their nodes; the data is empty without a node."""
+    resources = list(resources)
+    paths = [ConfigNode.path(kind, name) for kind, name in resources]
     nodes = await store.get_many(paths) if paths else []
     return [
-        (entity, path, node.data if node is not None else b"")
-        for entity, path, node in zip(entities, paths, nodes, strict=True)
+        (resource, path, node.data if node is not None else b"")
+        for resource, path, node in zip(resources, paths, nodes, strict=True)
     ]
 
 

@@ -74,6 +74,14 @@ PORT_MAX = 65_535
 DEFAULT_ENTITY = "<default>"
 """The entity of /config whose values apply to all entities without a value of their own."""
 
+
+class ConfigResource(NamedTuple):
+    """A topic, a broker or a group with settings: ``kind`` is in :data:`CONFIG_KINDS`."""
+
+    kind: str
+    name: str
+
+
 PERSISTENT_PATHS = (
     CONSUMERS,
     BROKER_IDS,

@@ -139,7 +139,7 @@ class ClusterMember(ClusterServices, BrokerStateListener):
             broker.replica_manager,
             broker.metadata_cache,
             broker.leader_and_isr,
-            settings_unreadable=lambda kind, name: self._dynamic_config.watch_unreadable(kind, name),
+            settings_unreadable=lambda resource: self._dynamic_config.watch_unreadable(resource),
         )
 
     def _create_node_change_handlers(self) -> NodeChangeHandlers:

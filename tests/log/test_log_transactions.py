@@ -24,7 +24,7 @@ from tidemill.records.builder import build_end_marker
 from tidemill.records.end_transaction_marker import (
     ABORT,
     COMMIT,
-    UNKNOWN,
+    UNKNOWN_CONTROL_TYPE,
     EndTransactionMarker,
     decode_control_record,
     is_abort,
@@ -345,7 +345,7 @@ def test_a_control_batch_without_marker_ends_no_transaction(key: bytes | None, v
 def test_a_control_record_without_type_is_corrupt_for_all_readers(key: bytes | None) -> None:
     data = build_batch([(NOW, key, bytes(6), None)], producer_id=7, producer_epoch=0)
     batch = parse_batch(data, 0, len(data))
-    assert decode_control_record(key, bytes(6)).control_type == UNKNOWN
+    assert decode_control_record(key, bytes(6)).control_type == UNKNOWN_CONTROL_TYPE
     for read in (read_control_record, is_abort, CleanedTransactions([]).marker_may_go):
         with pytest.raises(CorruptMessage, match="base offset 0 has no control type"):
             read(batch)

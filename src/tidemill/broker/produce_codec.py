@@ -25,6 +25,7 @@ from mypy_extensions import i16, i32, i64, mypyc_attr
 
 from tidemill.model.errors import InvalidRecord, KafkaError
 from tidemill.model.log_lines import cut_short
+from tidemill.model.types import NO_OFFSET
 from tidemill.records.batch import (
     ATTRIBUTES,
     CURRENT_MAGIC,
@@ -52,8 +53,6 @@ FLEXIBLE: Final = 9
 BY_ID: Final = 13
 STORAGE_ERROR_FROM: Final = 4
 NONE: Final[i16] = 0
-NO_OFFSET: Final[i64] = -1
-"""In a response: nothing was appended."""
 TEXT_CHARACTERS_MAX: Final = 1000
 """The limit of one error text, which may contain a long name that the client sent."""
 TOPIC_CHARACTERS_MAX: Final = 300
@@ -293,9 +292,9 @@ def encode_partition(
     """Writes the response for one partition."""
     flexible = version >= FLEXIBLE
     error_code = NONE
-    base_offset = NO_OFFSET
+    base_offset: i64 = NO_OFFSET
     append_time_ms: i64 = NO_TIMESTAMP
-    log_start_offset = NO_OFFSET
+    log_start_offset: i64 = NO_OFFSET
     if isinstance(result, Appended):
         base_offset = result.base_offset
         append_time_ms = result.append_time_ms

@@ -49,7 +49,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple, TypeAlias
 
 from tidemill.model.errors import CorruptMessage, ProtocolError
-from tidemill.model.types import ZERO_ID
+from tidemill.model.types import NO_LEADER_EPOCH, ZERO_ID
 from tidemill.wire.codec import decode, encode
 from tidemill.wire.schema import BYTES, INT32, INT64, STRING, UUID, Struct, field
 
@@ -62,7 +62,6 @@ OFFSET_VALUE_VERSION: Final = 3
 OFFSET_VALUE_WITH_TOPIC_ID: Final = 4
 GROUP_VALUE_VERSION: Final = 3
 NO_EXPIRY: Final = -1
-NO_LEADER_EPOCH: Final = -1
 
 
 class OffsetCommitKey(Struct, versions="0-1"):

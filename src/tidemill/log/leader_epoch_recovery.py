@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from tidemill.log.batch_scan import BatchScan
 from tidemill.log.leader_epoch_file_cache import EpochRun, LeaderEpochFileCache, split_monotonic
 from tidemill.log.log_segment import LogSegment
-from tidemill.records.batch import NO_LEADER_EPOCH
+from tidemill.model.types import NO_LEADER_EPOCH
 
 
 def recover_earlier_epochs(

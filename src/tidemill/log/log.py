@@ -43,7 +43,7 @@ from tidemill.log.timestamp_lookup import first_at, largest, starts
 from tidemill.log.transaction_index import append_entry, truncate_entries
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, StorageError
 from tidemill.model.system_interfaces import Buffer, Files
-from tidemill.model.types import TopicPartition
+from tidemill.model.types import NO_LEADER_EPOCH, TopicPartition
 from tidemill.records.batch import (
     CONTROL_FLAG,
     COPIED_BYTES_MAX,
@@ -51,7 +51,6 @@ from tidemill.records.batch import (
     LOG_OVERHEAD,
     MAGIC,
     NO_COMPRESSION,
-    NO_LEADER_EPOCH,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     NO_SEQUENCE,

@@ -22,7 +22,6 @@ Source: KIP-113; Apache Kafka, ``ReplicaAlterLogDirsThread.java``, ``LogManager.
 from __future__ import annotations
 
 import contextlib
-from typing import Final
 
 from tidemill.log.errors import storage_error
 from tidemill.log.file_names import (
@@ -41,9 +40,6 @@ from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.system_interfaces import Files
 from tidemill.model.types import TopicPartition
 
-UNKNOWN: Final = -1
-"""As a number of truncations: the current log may have been truncated since the copy began."""
-
 
 class LogDirMove:
     """The move of one partition. The methods run on the event loop unless they say otherwise."""
@@ -57,7 +53,8 @@ class LogDirMove:
         self.current_log = current
         self.future_log = future
         self.target = target
-        self._truncations = UNKNOWN if is_found else int(current.truncations)
+        self._truncations = None if is_found else int(current.truncations)
+        """The truncations of the current log when the copy began; None if there may be others since then."""
         self._is_distrusted = False
 
     def is_cancelled(self) -> bool:

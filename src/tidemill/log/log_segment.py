@@ -27,7 +27,7 @@ from tidemill.records.record_cursor import open_cursor
 RECENT: Final = 64
 """The number of recent appends whose positions are cached: reads at the log end need no file access."""
 
-UNKNOWN: Final = -2
+TIMESTAMP_NOT_READ: Final = -2
 """A timestamp that was not read from the files yet."""
 
 
@@ -70,8 +70,8 @@ class LogSegment:
             files, f"{directory}/{offset_name(base_offset, TIME_INDEX)}", base_offset, index_bytes_max
         )
         self.created_ms: i64 = 0
-        self.first_timestamp: i64 = UNKNOWN
-        self._max_timestamp: i64 = UNKNOWN
+        self.first_timestamp: i64 = TIMESTAMP_NOT_READ
+        self._max_timestamp: i64 = TIMESTAMP_NOT_READ
         self._max_timestamp_offset: i64 = base_offset
         self.bytes_since_index: i64 = size
         self.replaced: bool = False
@@ -151,7 +151,7 @@ class LogSegment:
 
     def _begin_append(self) -> File:
         """The file, ready for an append. Raises OSError."""
-        if self._max_timestamp == UNKNOWN:
+        if self._max_timestamp == TIMESTAMP_NOT_READ:
             # Read before the write: an error after it would leave a batch that the log does not count.
             self.max_timestamp()
         file = self._file
@@ -199,7 +199,7 @@ class LogSegment:
     ) -> None:
         """Updates timestamps, indexes and recent positions for a batch at ``position``."""
         if max_timestamp > self._max_timestamp:
-            if self._max_timestamp == UNKNOWN:
+            if self._max_timestamp == TIMESTAMP_NOT_READ:
                 self.max_timestamp()
             if max_timestamp > self._max_timestamp:
                 self._max_timestamp = max_timestamp
@@ -302,7 +302,7 @@ class LogSegment:
 
     def max_timestamp(self) -> i64:
         """The largest timestamp in ms; -1 if there is none."""
-        if self._max_timestamp == UNKNOWN:
+        if self._max_timestamp == TIMESTAMP_NOT_READ:
             self._max_timestamp = self.time_index.last_timestamp()
             self._max_timestamp_offset = self.time_index.last_offset()
         return self._max_timestamp
@@ -315,7 +315,7 @@ class LogSegment:
     @property
     def knows_timestamps(self) -> bool:
         """Whether :meth:`max_timestamp` is known without file access."""
-        return self._max_timestamp != UNKNOWN
+        return self._max_timestamp != TIMESTAMP_NOT_READ
 
     def private_copy(self) -> LogSegment:
         """A copy of this segment for lookups in another thread, which changes nothing and maps no files.
@@ -334,7 +334,7 @@ class LogSegment:
         """Copies the facts that a private copy read from the files, unless the segment changed."""
         if copy.size != self.size:
             return
-        if self._max_timestamp == UNKNOWN and copy._max_timestamp != UNKNOWN:
+        if self._max_timestamp == TIMESTAMP_NOT_READ and copy._max_timestamp != TIMESTAMP_NOT_READ:
             self._max_timestamp = copy._max_timestamp
             self._max_timestamp_offset = copy._max_timestamp_offset
         if self.index.entries < 0:
@@ -344,7 +344,7 @@ class LogSegment:
 
     def rolling_timestamp(self) -> i64:
         """The largest timestamp of the first batch, the start of ``segment.ms``; -1 if there is none."""
-        if self.first_timestamp == UNKNOWN:
+        if self.first_timestamp == TIMESTAMP_NOT_READ:
             scan = BatchScan(self.file(), 0, self.size)
             self.first_timestamp = scan.max_timestamp if scan.step() else -1
         return self.first_timestamp
@@ -495,7 +495,7 @@ def first_reaching(segments: list[LogSegment], at: i64, timestamp: i64, may_read
     while at < count:
         segment = segments[at]
         if segment.size > 0:
-            if not may_read and segment._max_timestamp == UNKNOWN:
+            if not may_read and segment._max_timestamp == TIMESTAMP_NOT_READ:
                 return -1
             if segment.max_timestamp() >= timestamp:
                 return at

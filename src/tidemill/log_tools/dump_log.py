@@ -13,7 +13,7 @@ from tidemill.records.compression import CODEC_NAMES
 from tidemill.records.end_transaction_marker import (
     ABORT,
     COMMIT,
-    UNKNOWN,
+    UNKNOWN_CONTROL_TYPE,
     decode_control_record,
 )
 from tidemill.records.legacy_formats import Entry, entry_crc, parse_entry, unpack_entry
@@ -174,7 +174,7 @@ def _record_entry(batch: Batch, record: Record) -> dict[str, Any]:
         "coordinator_epoch": None,
     }
     control = decode_control_record(record.key, record.value)
-    if batch.is_control and control.control_type != UNKNOWN:
+    if batch.is_control and control.control_type != UNKNOWN_CONTROL_TYPE:
         entry["control_type"] = int(control.control_type)
         entry["marker"] = MARKER_NAMES.get(entry["control_type"])
         marker = control.marker

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 NO_OFFSET: Final = -1
-"""An unknown offset."""
+"""No offset, or an unknown one."""
+NO_LEADER_EPOCH: Final = -1
+"""No leader epoch, or an unknown one."""
 NO_BROKER: Final = -1
 """No broker: the leader of a partition without one, or an unknown controller."""
 ZERO_ID: Final = b"\x00" * 16

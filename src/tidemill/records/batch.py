@@ -84,7 +84,6 @@ RECORD_BYTES_MIN: Final = 1 + 6
 COPIED_BYTES_MAX: Final = 4096
 """Up to this size a copy is cheaper than a view."""
 
-NO_LEADER_EPOCH: Final = -1
 NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
 NO_SEQUENCE: Final = -1

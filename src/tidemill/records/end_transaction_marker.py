@@ -30,7 +30,8 @@ from tidemill.records.record_reader import read_records
 
 ABORT: Final = 0
 COMMIT: Final = 1
-UNKNOWN: Final = -1
+UNKNOWN_CONTROL_TYPE: Final = -1
+UNKNOWN_VERSION: Final = -1
 
 VERSION: Final = 0
 KEY_BYTES_MIN: Final = 2 + 2
@@ -65,8 +66,8 @@ class EndTransactionMarker:
 class ControlRecord:
     """A control record: the version and type in its key, and the marker if it ends a transaction.
 
-    ``control_type`` is :data:`UNKNOWN` when the key is too short. Other types than those of markers are
-    known to Kafka's Raft only.
+    They are :data:`UNKNOWN_VERSION` and :data:`UNKNOWN_CONTROL_TYPE` when the key is too short. Other types
+    than those of markers are known to Kafka's Raft only.
     """
 
     def __init__(self, version: i64, control_type: i64, marker: EndTransactionMarker | None) -> None:
@@ -78,7 +79,7 @@ class ControlRecord:
 def decode_control_record(key: bytes | None, value: bytes | None) -> ControlRecord:
     """Decodes the key and value of a record in a control batch."""
     if key is None or len(key) < KEY_BYTES_MIN:
-        return ControlRecord(UNKNOWN, UNKNOWN, None)
+        return ControlRecord(UNKNOWN_VERSION, UNKNOWN_CONTROL_TYPE, None)
     version: i64 = i64(read_i16_be(key, 0))
     control_type: i64 = i64(read_i16_be(key, 2))
     if (control_type != ABORT and control_type != COMMIT) or value is None or len(value) < VALUE_BYTES_MIN:
@@ -96,7 +97,7 @@ def read_control_record(batch: Batch) -> ControlRecord | None:
     if not records:
         return None
     record = decode_control_record(records[0].key, records[0].value)
-    if record.control_type == UNKNOWN:
+    if record.control_type == UNKNOWN_CONTROL_TYPE:
         raise CorruptMessage(f"the control batch with base offset {batch.base_offset} has no control type")
     return record
 

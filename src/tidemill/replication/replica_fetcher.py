@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 from mypy_extensions import i16, i32, i64, mypyc_attr
 
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, ProtocolError, StorageError
+from tidemill.model.types import NO_LEADER_EPOCH, NO_OFFSET
 from tidemill.replication.partition import Partition
 from tidemill.replication.replication_quota import ReplicationQuota
 from tidemill.wire.fetch_layout import (
@@ -37,8 +38,6 @@ from tidemill.wire.fetch_layout import (
 )
 from tidemill.wire.hot_path_codec import ITEMS_MAX
 
-NO_LEADER_EPOCH: Final = -1
-NO_OFFSET: Final[i64] = -1
 RESPONSE_VERSION: Final = 15
 """Responses of versions 15 to 18 have the same layout."""
 METADATA_RETRY_MS: Final = 50

@@ -27,7 +27,7 @@ GROUP_ERROR_FROM: Final = 2
 BATCHED_FROM: Final = 8
 TOPIC_IDS_FROM: Final = 10
 NO_COMMIT: Final = CommittedOffset(-1)
-UNKNOWN: Final = StoredOffset(offset=NO_OFFSET, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+UNKNOWN_PARTITION: Final = StoredOffset(offset=NO_OFFSET, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 Offsets = dict[str, dict[int, CommittedOffset]]
 
@@ -92,7 +92,7 @@ async def _from_store(
         count = 0 if image is None else len(image.partitions)
         async for index in slices.over(topic.partition_indexes):
             if 0 <= index < count:
-                kept[TopicPartition(name, index)] = UNKNOWN
+                kept[TopicPartition(name, index)] = UNKNOWN_PARTITION
     stored = ZooKeeperOffsets(broker.store)
     for some in slices_of(list(kept)):
         kept.update(zip(some, await slices.wait_for(stored.fetch(group_id, some)), strict=True))
@@ -101,7 +101,7 @@ async def _from_store(
         name = topic.name
         partitions = []
         async for index in slices.over(topic.partition_indexes):
-            found = kept.get(TopicPartition(name, index), UNKNOWN)
+            found = kept.get(TopicPartition(name, index), UNKNOWN_PARTITION)
             partitions.append(_partition(index, CommittedOffset(found.offset), found.error))
         results.append(messages.OffsetFetchResponseTopic(name=topic.name, partitions=partitions))
     await slices.clear(kept)

@@ -25,11 +25,17 @@ from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, StorageError
 from tidemill.model.system_interfaces import Clock
 from tidemill.net.connection import Connection
-from tidemill.net.link import Link, LinkRefused, ResponseHandler
+from tidemill.net.link import Link, LinkError, LinkRefused, ResponseHandler
 from tidemill.net.peer import Listener, Peer
 from tidemill.records.batch import parse_batch
 from tidemill.replication.partition import Partition
-from tidemill.replication.replica_fetcher import TRANSIENT, FetchLimits, PartitionFailure
+from tidemill.replication.replica_fetcher import (
+    TRANSIENT,
+    FetchLimits,
+    FetchOutcome,
+    PartitionFailure,
+    ReplicaFetcher,
+)
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.codec import encode
 from tidemill.wire.messages.fetch import FetchResponse
@@ -324,6 +330,74 @@ def test_a_log_that_cannot_be_truncated_is_not_fetched_and_others_are(
     stage.run(lambda: stage.following.add_partition(other))
     stage.bench.client().append(b"a", index=1)
     stage.bench.until(lambda: other.high_watermark == 1)
+
+
+class EndPointOf:
+    """An endpoint with the given outcomes, whose link then breaks."""
+
+    def __init__(self, outcomes: list[FetchOutcome]) -> None:
+        self._outcomes = outcomes
+
+    def send_fetch(self) -> bool:
+        return True
+
+    async def next_results(self) -> list[FetchOutcome]:
+        outcomes, self._outcomes = self._outcomes, []
+        if not outcomes:
+            raise LinkError("the link is closed")
+        return outcomes
+
+
+@pytest.mark.parametrize(
+    "has_session_error",
+    [True, False],
+    ids=["session error", "link broken while the offsets of the leader are requested"],
+)
+def test_a_storage_error_is_reported_if_another_response_ends_the_link(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, has_session_error: bool
+) -> None:
+    partition = stage.partitions[0]
+    cause = FetchOutcome(out_of_range=[stage.partitions[1]])
+    if has_session_error:
+        cause = FetchOutcome(session_error=ErrorCode.UNKNOWN_SERVER_ERROR)
+    failed = FetchOutcome([PartitionFailure(partition, "disk", StorageError("disk"))])
+    end_point = EndPointOf([cause, failed])
+    monkeypatch.setattr(
+        "tidemill.broker.replica_fetcher_manager.LeaderEndPoint", lambda *arguments: end_point
+    )
+
+    async def broken(task: ReplicaFetcherTask, link: Link, partitions: Any, timestamp: int) -> Any:
+        raise LinkError("the link is closed")
+
+    monkeypatch.setattr(ReplicaFetcherTask, "_list_offsets", broken)
+
+    async def fetch() -> None:
+        limits = FetchLimits(wait_ms=50, backoff_ms=20)
+        fetcher = ReplicaFetcher(FOLLOWER, limits, None, node_epoch=1)
+        task = ReplicaFetcherTask(NODE, fetcher, stage.connect, SystemClock())
+        link: Any = None
+        with pytest.raises(LinkError):
+            await task._fetch_over(link)
+        await task.stop()
+
+    stage.run(fetch)
+    assert len(stage.logs.events.failures) == 1
+
+
+def test_results_that_arrived_before_the_link_was_closed_are_returned() -> None:
+    outcome = FetchOutcome(session_error=ErrorCode.UNKNOWN_SERVER_ERROR)
+    link: Any = SimpleNamespace(name="the leader", version_of=lambda key, first, last: last)
+    fetcher: Any = SimpleNamespace(limits=FetchLimits(), handle_response=lambda *arguments: outcome)
+
+    async def scenario() -> None:
+        end_point = LeaderEndPoint(link, fetcher, SystemClock())
+        end_point.on_response(b"", 0, 0)
+        end_point.on_link_closed("reset by peer")
+        assert await end_point.next_results() == [outcome]
+        with pytest.raises(LinkError, match="reset by peer"):
+            await end_point.next_results()
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(

@@ -96,12 +96,16 @@ class LeaderEndPoint:
         self._has_results.set()
 
     async def next_results(self) -> list[FetchOutcome]:
-        """Waits for results that need further processing, and returns them. Raises LinkError."""
+        """Waits for results that need further processing, and returns them.
+
+        Raises LinkError when the link is closed, after it has returned all results that arrived before.
+        """
         await self._has_results.wait()
-        self._has_results.clear()
-        if self._failure is not None:
-            raise self._failure
         results, self._results = self._results, []
+        if self._failure is None:
+            self._has_results.clear()
+        elif not results:
+            raise self._failure
         return results
 
 
@@ -178,11 +182,15 @@ class ReplicaFetcherTask:
             if not self.fetcher.in_flight_count and not end_point.send_fetch():
                 await self._wait_for_work()
                 continue
-            for outcome in await end_point.next_results():
-                if outcome.session_error is not None:
-                    raise LinkError(f"it returned {outcome.session_error.name} to a fetch")
+            outcomes = await end_point.next_results()
+            # A LinkError of the steps below must not drop the storage error of a partition.
+            for outcome in outcomes:
                 for failure in outcome.failures:
                     self._handle_error(failure)
+            for outcome in outcomes:
+                if outcome.session_error is not None:
+                    raise LinkError(f"it returned {outcome.session_error.name} to a fetch")
+            for outcome in outcomes:
                 if outcome.out_of_range:
                     await self._handle_out_of_range(link, outcome.out_of_range)
 

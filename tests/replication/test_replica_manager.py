@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 from faulty_files import FaultyFiles
@@ -19,9 +20,10 @@ from tidemill.log.checkpoint_files import read_offsets
 from tidemill.log.errors import DiskFull, storage_error
 from tidemill.log.file_names import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
 from tidemill.log.log_config import LogConfig
+from tidemill.log.producer_state_manager import ProducerEntry
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, StorageError
-from tidemill.model.event_loop_slices import ITEMS_AT_ONCE_MAX, run_at_once
+from tidemill.model.event_loop_slices import ITEMS_AT_ONCE_MAX, ITEMS_PER_SLICE, run_at_once
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.batch import Batch
 from tidemill.replication.delayed_operations import CommitCallback
@@ -911,6 +913,46 @@ async def test_retention_of_many_partitions_does_not_block_the_event_loop(
         await work
         assert passes >= 3
         assert requested == [ITEMS_AT_ONCE_MAX, 0, 0], "partitions deleted meanwhile are ignored"
+
+
+async def test_isr_checks_of_many_partitions_do_not_block_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with staged() as stage:
+        count = 2 * ITEMS_AT_ONCE_MAX + 1
+        checked: list[int] = []
+        partitions = [
+            SimpleNamespace(
+                is_leader=True,
+                is_offline=False,
+                deleted=False,
+                replication=object(),
+                maybe_shrink_isr=lambda now_ms, index=index: checked.append(index),
+            )
+            for index in range(count)
+        ]
+        monkeypatch.setattr(stage.replicas, "all", lambda: iter(partitions))
+        work = asyncio.ensure_future(stage.replicas.maybe_shrink_isr())
+        await asyncio.sleep(0)
+        assert len(checked) == ITEMS_AT_ONCE_MAX
+        partitions[-1].deleted = True
+        await work
+        assert checked == list(range(count - 1)), "a partition deleted meanwhile is ignored"
+
+
+async def test_expired_producers_are_removed_in_slices() -> None:
+    async with staged() as stage:
+        (partition,) = stage.topic("t", 1)
+        entries = partition.log.producer_state.entries
+        for producer_id in range(2 * ITEMS_PER_SLICE + 1):
+            entries[producer_id] = ProducerEntry(producer_id, 0)
+        work = asyncio.ensure_future(stage.replicas.cleanup_logs())
+        counts = []
+        while not work.done():
+            await asyncio.sleep(0)
+            counts.append(len(entries))
+        await work
+        assert {ITEMS_PER_SLICE + 1, 1, 0} <= set(counts)
 
 
 async def test_doubtful_records_after_a_power_cut_are_fetched_again_even_if_synced() -> None:

@@ -41,7 +41,7 @@ from tidemill.log.lost_records import describe_loss
 from tidemill.log.offset_checkpoint import OffsetCheckpoint, write_checkpoints
 from tidemill.log.retention import POLICIES, Policy, expired_segments
 from tidemill.model.errors import StorageError
-from tidemill.model.event_loop_slices import run_at_once
+from tidemill.model.event_loop_slices import ITEMS_PER_SLICE, run_at_once, slices_of
 from tidemill.model.system_interfaces import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 
@@ -417,12 +417,12 @@ class LogManager:
                 moved[key] = log.start_offset
         return moved
 
-    def remove_expired_producers(self, now_ms: int) -> int:
-        """Removes expired producers of all logs. Returns their number."""
-        return sum(
-            log.producer_state.remove_expired_producers(now_ms, self.producer_expiration_ms)
-            for log in self.logs.values()
-        )
+    def remove_expired_producers_in_slices(self, now_ms: int) -> Generator[None, None, None]:
+        """Removes expired producers of all logs, with pauses between many logs or producers."""
+        for logs in slices_of(list(self.logs.values()), ITEMS_PER_SLICE):
+            for log in logs:
+                yield from log.producer_state.remove_expired_in_slices(now_ms, self.producer_expiration_ms)
+            yield
 
     def producer_id_max(self) -> int:
         """The largest producer id in any log; -1 if there is none."""

@@ -36,6 +36,7 @@ Source: KIP-98, KIP-185, KIP-360; Apache Kafka, ``ProducerStateManager.java``, `
 from __future__ import annotations
 
 import struct
+from collections.abc import Generator, Sequence
 from typing import Final
 
 from mypy_extensions import i64
@@ -43,6 +44,7 @@ from mypy_extensions import i64
 from tidemill.log.partition_transactions import PartitionTransactions
 from tidemill.log.transaction_index import ABORTED_VERSION, Aborted
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
+from tidemill.model.event_loop_slices import ITEMS_PER_SLICE, slices_of
 from tidemill.model.types import NO_OFFSET
 from tidemill.records.batch import (
     CONTROL_FLAG,
@@ -290,15 +292,27 @@ class ProducerStateManager:
         The time counts from when this broker last saw a batch, not from record timestamps: otherwise a
         producer of old records would expire at once, and its retries would be stored twice.
         """
-        silent = [
-            producer_id
-            for producer_id, entry in self.entries.items()
-            if entry.transaction_first_offset < 0
-            and now_ms - max(entry.last_timestamp, entry.seen_ms) >= expiration_ms
-        ]
-        for producer_id in silent:
-            del self.entries[producer_id]
-        return len(silent)
+        return self._remove_expired(list(self.entries), now_ms, expiration_ms)
+
+    def remove_expired_in_slices(self, now_ms: int, expiration_ms: int) -> Generator[None, None, None]:
+        """Same as :meth:`remove_expired_producers`, with a pause after many producers.
+
+        A client can add any number of producers: a partition keeps each new producer id.
+        """
+        for producer_ids in slices_of(list(self.entries), ITEMS_PER_SLICE):
+            self._remove_expired(producer_ids, now_ms, expiration_ms)
+            yield
+
+    def _remove_expired(self, producer_ids: Sequence[int], now_ms: i64, expiration_ms: i64) -> int:
+        removed = 0
+        for producer_id in producer_ids:
+            entry = self.entries.get(producer_id)
+            if entry is None or entry.transaction_first_offset >= 0:
+                continue
+            if now_ms - max(entry.last_timestamp, entry.seen_ms) >= expiration_ms:
+                del self.entries[producer_id]
+                removed += 1
+        return removed
 
     def forget(self) -> None:
         """Clears the state before it is read again."""

@@ -21,7 +21,7 @@ from tidemill.log.log_config import LogConfig
 from tidemill.log.log_creation import offline_log
 from tidemill.log.log_manager import LogManager
 from tidemill.model.errors import KafkaError, StorageError
-from tidemill.model.event_loop_slices import slices_of, yield_to_loop
+from tidemill.model.event_loop_slices import run_in_slices, slices_of, yield_to_loop
 from tidemill.model.system_interfaces import Clock
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.replication.checkpoint_writer import Checkpoints
@@ -545,10 +545,13 @@ class ReplicaManager(PartitionEvents, LogFailureHandler):
 
     async def maybe_shrink_isr(self) -> None:
         """Requests the removal of followers from ISRs that have not caught up for too long."""
-        now_ms = self.clock.monotonic_ms()
-        for partition in self.all():
-            if partition.is_leader and not partition.is_offline and partition.replication is not None:
-                partition.maybe_shrink_isr(now_ms)
+        for some in slices_of(list(self.all())):
+            now_ms = self.clock.monotonic_ms()
+            for partition in some:
+                is_led = partition.is_leader and not partition.is_offline and not partition.deleted
+                if is_led and partition.replication is not None:
+                    partition.maybe_shrink_isr(now_ms)
+            await yield_to_loop()
 
     def records_truncated(self, partition: Partition, first: int, last: int, reason: str) -> None:
         """Logs the records that a follower has truncated, with the reason."""
@@ -588,7 +591,7 @@ class ReplicaManager(PartitionEvents, LogFailureHandler):
         if count:
             logger.info("retention advanced the start offset of %d logs", count)
             await self.checkpoints.write_log_starts()
-        self.logs.remove_expired_producers(self.clock.wall_ms())
+        await run_in_slices(self.logs.remove_expired_producers_in_slices(self.clock.wall_ms()))
         self.full_disks.report_warnings()
 
     async def remove_due(self) -> None:

@@ -37,6 +37,7 @@ class PartitionTotals:
         self.preferred_replica_imbalance = 0
         self.delayed_produces = 0
         self.lag_max = 0
+        self.producer_ids = 0
 
     def add(self, partition: Partition) -> None:
         """Adds a partition to the totals."""
@@ -48,6 +49,7 @@ class PartitionTotals:
         elif partition.is_leader and len(partition.isr) == partition.effective_min_isr:
             self.at_min_isr += 1
         self.delayed_produces += partition.delayed.append_count
+        self.producer_ids += len(partition.log.producer_state.entries)
         if partition.is_offline:
             self.offline_replicas.add((partition.topic, int(partition.index)))
         else:
@@ -225,6 +227,7 @@ def _cluster(server: BrokerServer, totals: PartitionTotals) -> Iterator[Family]:
     broker = server.broker
     yield gauge("tidemill_partition_count", "Partitions with a replica on this broker.", totals.partitions)
     yield gauge("tidemill_leader_count", "Partitions with this broker as leader.", totals.leaders)
+    yield gauge("tidemill_producer_id_count", "Producer ids that the partitions keep.", totals.producer_ids)
     yield gauge(
         "tidemill_under_replicated_partitions",
         "Partitions with this broker as leader and fewer in-sync replicas than replicas, without the replicas"

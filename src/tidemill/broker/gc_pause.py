@@ -1,7 +1,7 @@
-"""Pauses the garbage collector of the process while large requests have no response yet.
+"""Pauses the garbage collector of the process while a large request is handled.
 
-It would repeatedly scan hundreds of thousands of objects without cycles, also while such a request waits:
-they exist until its response is sent.
+It would repeatedly scan hundreds of thousands of new objects without cycles. The pause ends while the request
+waits for memory or other operations: its objects are old by then, and other requests run without a pause.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import gc
 from typing import Final
 
 GC_PAUSE_S_MAX: Final = 60.0
-"""The longest time without garbage collection: a JoinGroup may wait for minutes."""
+"""The longest time without garbage collection."""
 
 
 class GcPause:

@@ -54,18 +54,15 @@ class LargeRequestQueue:
 
     def __init__(self, memory: MemoryPool | None = None) -> None:
         self.memory = memory
-        self.entered = 0
-        """The number of requests that have entered the queue."""
         self._current: RequestSlices | None = None
-        self._large: set[RequestSlices] = set()
-        """The requests that have entered the queue and have no response yet."""
         self._gc_pause = GcPause()
+        """Begins when the current request may build its objects, and ends when the request leaves."""
         self._waiting: deque[tuple[RequestSlices, asyncio.Future[None]]] = deque()
 
     async def enter(self, slices: RequestSlices) -> None:
         """Appends a request. Returns when it is the current one, and memory for a response is available."""
         if self._current is None and not self._waiting:
-            self._hold(slices)
+            self._current = slices
         else:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((slices, future))
@@ -74,10 +71,11 @@ class LargeRequestQueue:
             except asyncio.CancelledError:
                 self.leave(slices)
                 raise
-        self.entered += 1
-        memory = self.memory
-        if memory is None:
-            return
+        if self.memory is not None:
+            await self._wait_for_memory(self.memory, slices)
+        self._gc_pause.begin()
+
+    async def _wait_for_memory(self, memory: MemoryPool, slices: RequestSlices) -> None:
         response = ResponseMemory()
         try:
             while not memory.can_respond(response.account):
@@ -88,29 +86,17 @@ class LargeRequestQueue:
             self.leave(slices)
             raise
 
-    def _hold(self, slices: RequestSlices) -> None:
-        self._current = slices
-        if not self._large:
-            self._gc_pause.begin()
-        self._large.add(slices)
-
-    def end(self, slices: RequestSlices) -> None:
-        """Removes a request whose response was sent."""
-        self.leave(slices)
-        self._large.discard(slices)
-        if not self._large:
-            self._gc_pause.end()
-
     def leave(self, slices: RequestSlices) -> None:
         """Makes the next request the current one, if ``slices`` was."""
         if self._current is not slices:
             self._waiting = deque([one for one in self._waiting if one[0] is not slices])
             return
+        self._gc_pause.end()
         self._current = None
         while self._waiting and self._current is None:
             following, future = self._waiting.popleft()
             if not future.done():
-                self._hold(following)
+                self._current = following
                 future.set_result(None)
 
 
@@ -225,4 +211,4 @@ class RequestSlices:
         """Leaves the queue after the response."""
         self._is_in_queue = False
         if self._queue is not None:
-            self._queue.end(self)
+            self._queue.leave(self)

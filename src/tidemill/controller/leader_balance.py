@@ -89,7 +89,7 @@ class ReplicaMoves:
                 pair.ranks[topic] = found
         return None
 
-    def moved(self, partition: TopicPartition, high: int, low: int) -> None:
+    def moved(self, partition: TopicPartition, high: int) -> None:
         """Updates the candidates after a move."""
         for source, pairs in self._pairs.items():
             number = self._held[source].get(partition)

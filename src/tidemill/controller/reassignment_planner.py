@@ -254,7 +254,7 @@ def _even_out(placement: _Placement, moves: ReplicaMoves) -> bool:
                 place = placement.replicas[partition].index(high)
                 placement.remove(partition, high)
                 placement.add(partition, low, place)
-                moves.moved(partition, high, low)
+                moves.moved(partition, high)
                 return True
     return False
 

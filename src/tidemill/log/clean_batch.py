@@ -220,7 +220,7 @@ class BatchCleaner:
             return batch.to_bytes()
         if cursor is None:
             cursor = self._open(batch)
-        base_timestamp: i64 = self._new_base(batch, cursor, sets_horizon, horizon)
+        base_timestamp: i64 = self._new_base(cursor, sets_horizon, horizon)
         self.max_timestamp = NO_TIMESTAMP
         kept = BytesWriter()
         self._rewrite(batch, cursor, base_timestamp, kept)
@@ -286,7 +286,7 @@ class BatchCleaner:
         self._gathered = at
         return True
 
-    def _new_base(self, batch: Batch, cursor: BatchCursor, sets_horizon: bool, horizon: i64) -> i64:
+    def _new_base(self, cursor: BatchCursor, sets_horizon: bool, horizon: i64) -> i64:
         """The base timestamp of the new batch: the delete horizon, or the first record's timestamp."""
         if sets_horizon:
             return self.now_ms + self.delete_retention_ms

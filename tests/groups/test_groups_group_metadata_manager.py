@@ -1091,6 +1091,8 @@ def test_allows_only_the_transitions_of_the_table(before: GroupState, event: int
         (bytes.fromhex("0003 00000000"), []),
         (b"", None),
         (bytes.fromhex("0000 7fffffff"), None),
+        (bytes.fromhex("0000 000186a0") + bytes(200_000), [""] * 100_000),
+        (bytes.fromhex("0000 000186a1") + bytes(200_002), None),
         (bytes.fromhex("0000 00000001 0009 61"), None),
         (bytes.fromhex("0000 00000001 ffff"), None),
         (bytes.fromhex("0000 00000001 0001 ff"), None),

@@ -55,7 +55,7 @@ def test_a_client_with_a_responding_broker_reports_no_wait(monkeypatch: pytest.M
         cluster.close()
 
 
-@pytest.mark.parametrize(("node_id", "named"), [(1, "broker away:9092 failed"), (7, "broker 7 failed")])
+@pytest.mark.parametrize(("node_id", "named"), [(1, "broker away:9092 is"), (7, "broker 7 is")])
 def test_a_recently_failed_broker_is_named_by_its_address_if_known(
     node_id: int, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,5 +66,8 @@ def test_a_recently_failed_broker_is_named_by_its_address_if_known(
         with pytest.raises(BrokerUnreachable, match=named) as raised:
             cluster.connection(node_id, CONTROL, time.monotonic() + 1)
         assert raised.value.broker == ("away:9092" if node_id == 1 else None)
+        cluster._broker_failures.record(node_id, BrokerUnreachable("its name cannot be resolved"))
+        with pytest.raises(BrokerUnreachable, match=f"{named} .*: its name cannot be resolved"):
+            cluster.connection(node_id, CONTROL, time.monotonic() + 1)
     finally:
         cluster.close()

@@ -338,6 +338,36 @@ def test_ctrl_c_ends_a_start_without_traceback_at_any_time(tmp_path: Path, delay
     assert b"Traceback" not in errors
 
 
+def test_ctrl_c_in_a_finalizer_during_the_start_is_not_reported(tmp_path: Path) -> None:
+    code = """if True:
+        import os, signal
+        from tidemill.server import process
+
+        class Late:
+            def __del__(self):
+                os.kill(os.getpid(), signal.SIGINT)
+                sum(range(100))
+
+        read = process.read_config
+        process.read_config = lambda start: (Late(), read(start))[-1]
+        from tidemill.__main__ import main
+        main()
+    """
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-c", code, "serve", "-q", "-d", tmp_path / "d"),
+            *("--set", "listeners=PLAINTEXT://127.0.0.1:0"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "SIGINT during the start: stopped" in ended.stderr
+    assert "Exception ignored" not in ended.stderr
+
+
 def test_a_signal_during_a_wait_interrupts_no_callback() -> None:
     """Other tasks may wait for the callback. The signal cancels the task of the start instead."""
     done: list[str] = []

@@ -24,9 +24,10 @@ from tidemill.groups.coordinator_effects import JoinedMember, MemberProtocol, Wa
 from tidemill.groups.offset_records import CommittedOffset, GroupMetadataValue, GroupRecord, MemberMetadata
 from tidemill.model.errors import TidemillError
 from tidemill.model.transition_table import NONE, TransitionTable
-from tidemill.wire.decoding import REQUEST_ELEMENTS_MAX
 
 CONSUMER_PROTOCOL: Final = "consumer"
+SUBSCRIPTION_TOPICS_MAX: Final = 100_000
+"""As the elements of a client's request: :data:`tidemill.wire.decoding.REQUEST_ELEMENTS_MAX`."""
 
 
 class GroupState(Enum):
@@ -379,12 +380,12 @@ class GroupMetadata:
 def subscription_topics(data: bytes) -> list[str] | None:
     """Returns the topics of a consumer's subscription: version INT16, ARRAY of STRING; None if malformed.
 
-    A subscription with more topics than a request may have elements is malformed.
+    A subscription with more than :data:`SUBSCRIPTION_TOPICS_MAX` topics is malformed.
     Every version starts with the fields of version 0. Source: ``ConsumerProtocolSubscription``.
     """
     try:
         _, count = struct.unpack_from(">hi", data)
-        if not 0 <= count <= REQUEST_ELEMENTS_MAX:
+        if not 0 <= count <= SUBSCRIPTION_TOPICS_MAX:
             return None
         topics = []
         position = 6

@@ -129,6 +129,7 @@ def serve(start: ServeOptions) -> int:
         logger.info("%s during the start: stopped; the next start continues the recovery", signals.name)
         return 0
     finally:
+        signals.end_start()
         gc.enable()
 
 
@@ -287,6 +288,7 @@ class Signals:
         self.all_directories_failed = False
         self._numbers: list[signal.Signals] = []
         self._cancel: Callable[[], object] | None = None
+        self._unraisable_hook = sys.unraisablehook
 
     def interrupt_start(self) -> None:
         """Makes signals raise, until :meth:`cancel_start` and within :meth:`interrupting`."""
@@ -295,6 +297,16 @@ class Signals:
         self._numbers = [one for one in STOP_SIGNALS if one != signal.SIGHUP or not ignores_hangup]
         for number in self._numbers:
             signal.signal(number, self._while_starting)
+        sys.unraisablehook = self._on_unraisable
+
+    def end_start(self) -> None:
+        """Reports all exceptions in finalizers from now on."""
+        sys.unraisablehook = self._unraisable_hook
+
+    def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
+        """Reports an exception in a finalizer, except after a signal, which may have interrupted it."""
+        if not self._stopping.is_set():
+            self._unraisable_hook(unraisable)
 
     def cancel_start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Makes signals cancel the current task, until :meth:`install`.
@@ -319,6 +331,7 @@ class Signals:
 
     def install(self, loop: asyncio.AbstractEventLoop) -> None:
         """Installs the handlers of the event loop (needed as process 1, which has no default actions)."""
+        self.end_start()
         for number in self._numbers:
             loop.add_signal_handler(number, self._on_signal, number)
 

@@ -14,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -366,6 +367,46 @@ def test_ctrl_c_in_a_finalizer_during_the_start_is_not_reported(tmp_path: Path) 
     assert ended.returncode == 0, ended.stderr
     assert "SIGINT during the start: stopped" in ended.stderr
     assert "Exception ignored" not in ended.stderr
+
+
+def test_a_signal_while_the_handlers_are_installed_stops_the_broker_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both handlers receive such a signal: that of the start, and that of the event loop."""
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("a forced end"))
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+
+    async def run() -> None:
+        stopping = asyncio.Event()
+        signals = Signals(stopping)
+        signals.interrupt_start()
+        loop = asyncio.get_running_loop()
+        signals.cancel_start(loop)
+        install = loop.add_signal_handler
+
+        def install_late(number: int, *of: Any) -> None:
+            if number == signal.SIGINT:
+                # The event loop has begun to watch signals, and the handler is that of the start.
+                install(signal.SIGUSR2, lambda: None)
+                loop._signal_handlers[number] = asyncio.Handle(of[0], of[1:], loop)  # type: ignore[attr-defined]
+                os.kill(os.getpid(), number)
+            install(number, *of)
+
+        monkeypatch.setattr(loop, "add_signal_handler", install_late)
+        try:
+            signals.install(loop)
+            await stopping.wait()
+            await asyncio.sleep(0.05)
+            assert signals.name == "SIGINT"
+        finally:
+            for number in (*STOP_SIGNALS, signal.SIGUSR2):
+                loop.remove_signal_handler(number)
+
+    try:
+        asyncio.run(run())
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_a_signal_during_a_wait_interrupts_no_callback() -> None:

@@ -289,6 +289,9 @@ class Signals:
         self._numbers: list[signal.Signals] = []
         self._cancel: Callable[[], object] | None = None
         self._unraisable_hook = sys.unraisablehook
+        self._is_installing = False
+        self._handled: int | None = None
+        """A signal during :meth:`install`, which the event loop may report as well."""
 
     def interrupt_start(self) -> None:
         """Makes signals raise, until :meth:`cancel_start` and within :meth:`interrupting`."""
@@ -332,10 +335,17 @@ class Signals:
     def install(self, loop: asyncio.AbstractEventLoop) -> None:
         """Installs the handlers of the event loop (needed as process 1, which has no default actions)."""
         self.end_start()
+        self._is_installing = True
         for number in self._numbers:
             loop.add_signal_handler(number, self._on_signal, number)
+        self._is_installing = False
 
     def _while_starting(self, number: int, _: FrameType | None) -> None:
+        if self._is_installing:
+            self._handled = number
+            self.name = signal.Signals(number).name
+            self._stopping.set()
+            return
         for one in self._numbers:
             signal.signal(one, signal.SIG_IGN)
         # If the exception is lost (raised in a finalizer, for example), the start ends with a stop.
@@ -370,6 +380,9 @@ class Signals:
             self._stopping.set()
 
     def _on_signal(self, number: signal.Signals) -> None:
+        if self._handled == number:
+            self._handled = None
+            return
         if self._stopping.is_set():
             logger.warning("second %s: ending at once; the next start will recover the logs", number.name)
             os._exit(EXIT_FORCED)

@@ -48,6 +48,9 @@ from tidemill.wire.messages.api_versions import ApiVersionsRequest
 RECEIVE_SLICE = 128 * 1024
 """Maximum bytes requested in one call. Python allocates this size before it knows how many bytes arrived."""
 
+PREALLOCATED_BYTES_MAX = 64 * 1024 * 1024
+"""The largest response whose memory is allocated at its first bytes: it is faster than to enlarge it."""
+
 TLS_ALERT = 0x1503
 """First bytes of a TLS alert: a TLS listener sends one to a client that does not use TLS."""
 
@@ -153,7 +156,7 @@ class Connection:
         self._client_id = config.str("client.id")
         self._request_timeout_s = config.seconds("request.timeout.ms")
         self._frame_reader = FrameReader(
-            4, config.int("response.bytes.max"), "a response", "response.bytes.max"
+            4, config.int("response.bytes.max"), "a response", "response.bytes.max", PREALLOCATED_BYTES_MAX
         )
         self._broker_versions: dict[int, tuple[int, int]] = {}
         self._usable_versions: dict[int, int] = {}

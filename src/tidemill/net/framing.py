@@ -40,12 +40,19 @@ class FrameReader:
     frame stays in memory.
     """
 
-    def __init__(self, size_min: i64, size_max: i64, what: str, setting: str = "") -> None:
-        """``what`` names a frame, and ``setting`` the key of its limit, in the text of a FrameSizeError."""
+    def __init__(
+        self, size_min: i64, size_max: i64, what: str, setting: str = "", preallocated_max: i64 = 0
+    ) -> None:
+        """``what`` names a frame, and ``setting`` the key of its limit, in the text of a FrameSizeError.
+
+        The memory of an incomplete frame of up to ``preallocated_max`` bytes is allocated at once: only for
+        peers whose announced sizes are trusted.
+        """
         self.size_min: i64 = size_min
         self.size_max: i64 = size_max
         self.what = what
         self.setting = setting
+        self.preallocated_max: i64 = preallocated_max
         self.data: bytes = b""
         """The bytes that contain the frames."""
         self.position: i64 = 0
@@ -130,9 +137,14 @@ class FrameReader:
         """Keeps the start of an incomplete frame, and releases everything before it."""
         if self.position < len(self.data):
             # A copy, unless nothing was consumed: otherwise it would keep the consumed frames in memory.
-            self._partial = BytesIO(self.data[self.position :])
-            self._partial.seek(0, SEEK_END)
-            self._partial_bytes = len(self.data) - self.position
+            received = self.data[self.position :]
+            if 0 < self._size <= self.preallocated_max:
+                self._partial = BytesIO(bytes(self._size))
+                self._partial.write(received)
+            else:
+                self._partial = BytesIO(received)
+                self._partial.seek(0, SEEK_END)
+            self._partial_bytes = len(received)
         self.data = b""
         self.position = 0
 

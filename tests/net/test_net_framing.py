@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -31,12 +32,13 @@ def frames_of(reader: FrameReader) -> list[bytes]:
     frames=st.lists(st.binary(max_size=40), max_size=12),
     rest=st.binary(max_size=3),
     pieces=st.lists(st.integers(1, 30), min_size=1),
+    preallocated_max=st.sampled_from([0, 20, 1000]),
 )
 def test_frames_are_found_for_any_split_of_their_bytes(
-    frames: list[bytes], rest: bytes, pieces: list[int]
+    frames: list[bytes], rest: bytes, pieces: list[int], preallocated_max: int
 ) -> None:
     data = framed(*frames) + rest
-    reader = FrameReader(0, 1000, "a frame")
+    reader = FrameReader(0, 1000, "a frame", preallocated_max=preallocated_max)
     found: list[bytes] = []
     position = 0
     while position < len(data):
@@ -47,6 +49,27 @@ def test_frames_are_found_for_any_split_of_their_bytes(
     assert found == frames
     assert reader.held_bytes == len(rest)
     assert reader.has_partial == bool(rest)
+
+
+@pytest.mark.parametrize(
+    ("size", "preallocated_max", "allocated"),
+    [(10_000_000, 10_000_000, 10_000_000), (10_000_000, 9_999_999, 0), (10_000_000, 0, 0)],
+)
+def test_only_a_trusted_size_allocates_the_memory_of_a_frame(
+    size: int, preallocated_max: int, allocated: int
+) -> None:
+    reader = FrameReader(0, size, "a frame", preallocated_max=preallocated_max)
+    reader.receive(struct.pack(">i", size))
+    assert reader.next_frame() == NEED_DATA
+    tracemalloc.start()
+    try:
+        reader.receive(bytes(100))
+        assert reader.next_frame() == NEED_DATA
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert allocated <= held < allocated + 20_000
+    assert reader.missing_bytes == size - 100
 
 
 @given(frames=st.lists(st.binary(max_size=40), min_size=1, max_size=12), handled=st.integers(0, 12))

@@ -29,6 +29,7 @@ class Recorder(FrameHandler):
         self.read_aheads: list[tuple[FileRange, int]] = []
         self.respond: Respond = lambda connection, frame: True
         self.end: Callable[[Connection], None] = lambda connection: None
+        self.close: Callable[[], None] = lambda: None
 
     def on_frame(self, connection: Connection, data: bytes, start: int, end: int) -> bool:
         frame = data[start:end]
@@ -42,6 +43,7 @@ class Recorder(FrameHandler):
 
     def on_close(self, connection: Connection, reason: str) -> None:
         self.closed.append(reason)
+        self.close()
 
     def on_crash(self, connection: Connection, problem: BaseException) -> None:
         self.crashes.append(problem)
@@ -120,6 +122,17 @@ def respond_with_parts(*parts: bytes | FileRange) -> Respond:
         return True
 
     return respond
+
+
+def test_the_peer_sees_the_end_after_the_reason_is_reported(pair: Pair) -> None:
+    def expect_open() -> None:
+        with pytest.raises(BlockingIOError):
+            pair.peer.recv(1)
+
+    pair.handler.close = expect_open
+    pair.connection.close("no reason")
+    assert pair.handler.closed == ["no reason"]
+    assert pair.peer.recv(1) == b""
 
 
 def test_frames_from_one_receive_are_delivered_in_order(pair: Pair) -> None:

@@ -592,15 +592,20 @@ class Connection(MemoryHolder):
         self.close(reason)
 
     def close(self, reason: str) -> None:
-        """Closes the connection at once. Further calls do nothing."""
+        """Closes the connection at once. Further calls do nothing.
+
+        The reason is logged before the peer sees the end: whoever sees it finds the reason in the log.
+        """
         if self.closed:
             return
         self._set_input(CLOSE_INPUT)
         self._set_output(CLOSE_OUTPUT)
-        self.sock.close()
         self._responses = []
         self.output.clear()
         self.frames.clear()
         self.memory.remove(self.account)
         self.account.owner = _NO_OWNER
-        self.handler.on_close(self, reason)
+        try:
+            self.handler.on_close(self, reason)
+        finally:
+            self.sock.close()

@@ -45,7 +45,7 @@ from tidemill.wire.apis import API, ApiKey
 from tidemill.wire.header import decode_response, encode_request
 from tidemill.wire.messages.api_versions import ApiVersionsRequest
 
-RECEIVE_SLICE = 128 * 1024
+RECEIVE_SLICE = 256 * 1024
 """Maximum bytes requested in one call. Python allocates this size before it knows how many bytes arrived."""
 
 PREALLOCATED_BYTES_MAX = 64 * 1024 * 1024

@@ -119,6 +119,27 @@ def test_an_error_names_the_invalid_size(size: int) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("received", "protocol"),
+    [
+        (bytes.fromhex("160301010001"), "; these are the first bytes of a TLS handshake"),
+        (b"GET / HTTP/1.1", "; these are the first bytes of an HTTP request"),
+        (b"\x7f\xff\xff\xff", ""),
+        (b"\xff\xff\xff\xff", ""),
+    ],
+)
+def test_an_error_names_another_protocol(received: bytes, protocol: str) -> None:
+    reader = FrameReader(0, 100_000_000, "a request", "socket.request.max.bytes")
+    reader.receive(received)
+    with pytest.raises(FrameSizeError) as raised:
+        reader.next_frame()
+    size = int.from_bytes(received[:4], "big", signed=True)
+    assert str(raised.value) == (
+        f"a request of {size} bytes was announced, 0 to 100000000 are allowed (socket.request.max.bytes)"
+        + protocol
+    )
+
+
 def test_an_announced_size_allocates_no_memory() -> None:
     reader = FrameReader(0, 1 << 30, "a frame")
     reader.receive(struct.pack(">i", 1 << 30) + b"begin")

@@ -22,13 +22,26 @@ NEED_DATA: Final[i64] = -1
 """Returned in place of a position: the next frame is not complete."""
 SIZE_BYTES: Final[i64] = 4
 
+OTHER_PROTOCOLS = {
+    b"\x16\x03": "a TLS handshake",
+    b"GET ": "an HTTP request",
+    b"HEAD": "an HTTP request",
+    b"POST": "an HTTP request",
+}
+"""The first bytes of other protocols, which are then read as the size of a frame."""
+
 
 class FrameSizeError(ProtocolError):
     """A frame announces a size outside of the limits."""
 
     def __init__(self, size: int, size_min: int, size_max: int, what: str, setting: str) -> None:
         limit = f" ({setting})" if setting else ""
-        super().__init__(f"{what} of {size} bytes was announced, {size_min} to {size_max} are allowed{limit}")
+        text = f"{what} of {size} bytes was announced, {size_min} to {size_max} are allowed{limit}"
+        received = (size & 0xFFFFFFFF).to_bytes(4, "big")
+        for start, protocol in OTHER_PROTOCOLS.items():
+            if received.startswith(start):
+                text += f"; these are the first bytes of {protocol}"
+        super().__init__(text)
         self.size = size
 
 

@@ -22,6 +22,7 @@ from tidemill.interchange.metadata_records import (
 )
 from tidemill.log_tools.java_text import java_text
 from tidemill.model.errors import ProtocolError
+from tidemill.records.record_reader import Record
 from tidemill.wire.schema import parse_versions
 
 NOW = 1_700_000_000_000
@@ -132,7 +133,7 @@ def test_tagged_fields_are_read_by_their_tag() -> None:
 def test_invalid_records_are_reported(value: bytes, text: str) -> None:
     with pytest.raises(ProtocolError, match=text):
         decode_metadata(value)
-    assert "skipping" in str(decoders.metadata({"offset": 3, "key": None, "value": value}))
+    assert "skipping" in str(decoders.metadata(Record(3, NOW, 0, None, value, [])))
 
 
 def test_decoders_are_named_by_their_class(tmp_path: Path) -> None:

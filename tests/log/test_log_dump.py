@@ -12,8 +12,10 @@ from log_stage import MakeBatch, MakeLog
 from default_limits import DumpOptions
 from default_limits import dump_entries as entries
 from record_builders import build_batch
+from tidemill.log.producer_state_manager import ProducerEntry
 from tidemill.log.system_files import SystemFiles
-from tidemill.log_tools.dump import lines
+from tidemill.log_tools.dump import Epoch, IndexEntry, Problem, TimeIndexEntry, lines
+from tidemill.log_tools.dump_log import StoredRecord
 from tidemill.model.errors import ConfigError
 from tidemill.records.batch import ATTRIBUTES, CONTROL_FLAG, CRC, RECORDS
 from tidemill.records.builder import build_end_marker
@@ -70,24 +72,24 @@ def test_control_records_of_other_kinds_are_shown_by_their_names(
 @pytest.mark.parametrize(
     ("control", "key", "reported"),
     [
-        (False, b"\0\0\0\1", (False, None, None)),
-        (False, None, (False, None, None)),
-        (True, b"\0\0\0\1", (True, 1, "COMMIT")),
-        (True, b"\0\0\0\7more", (True, 7, None)),
-        (True, b"\0\0\0", (True, None, None)),
-        (True, None, (True, None, None)),
+        (False, b"\0\0\0\1", (False, None)),
+        (False, None, (False, None)),
+        (True, b"\0\0\0\1", (True, 1)),
+        (True, b"\0\0\0\7more", (True, 7)),
+        (True, b"\0\0\0", (True, None)),
+        (True, None, (True, None)),
     ],
 )
 def test_a_record_in_a_control_batch_with_a_four_byte_key_has_a_control_type(
-    directory: str, control: bool, key: bytes | None, reported: tuple[bool, int | None, str | None]
+    directory: str, control: bool, key: bytes | None, reported: tuple[bool, int | None]
 ) -> None:
     path = Path(directory, "00000000000000000000.log")
     data = bytearray(build_batch([(TIME, key, b"value", None)], producer_id=7, producer_epoch=0))
     data[ATTRIBUTES + 1] |= CONTROL_FLAG if control else 0
     data[CRC:ATTRIBUTES] = struct.pack(">I", crc32c(memoryview(bytes(data))[ATTRIBUTES:]))
     path.write_bytes(bytes(data))
-    (record,) = [one for one in entries(FILES, str(path), records=True) if one["kind"] == "record"]
-    assert (record["control"], record["control_type"], record["marker"]) == reported
+    (record,) = [one for one in entries(FILES, str(path), records=True) if isinstance(one, StoredRecord)]
+    assert (record.is_control, record.control and record.control.control_type) == reported
 
 
 def test_indexes_snapshots_and_epochs_are_shown(log_of: MakeLog, batch: MakeBatch, directory: str) -> None:
@@ -103,11 +105,11 @@ def test_indexes_snapshots_and_epochs_are_shown(log_of: MakeLog, batch: MakeBatc
     assert list(lines(FILES, log.active.index.path, DumpOptions()))[1:] == [
         f"offset: {offset} position: {offset * size}" for offset in (3,)
     ]
-    assert [entry["timestamp"] for entry in entries(FILES, log.active.time_index.path)][-1] == TIME + 5
+    assert list(entries(FILES, log.active.time_index.path))[-1] == TimeIndexEntry(TIME + 5, 5)
     (producer,) = entries(FILES, f"{directory}/00000000000000000006.snapshot")
-    assert (producer["producer_id"], producer["last_sequence"], producer["last_offset"]) == (7, 5, 5)
-    (epoch,) = entries(FILES, f"{directory}/leader-epoch-checkpoint")
-    assert (epoch["epoch"], epoch["start_offset"]) == (4, 0)
+    assert isinstance(producer, ProducerEntry)
+    assert (producer.producer_id, producer.last_sequence, producer.last_offset) == (7, 5, 5)
+    assert list(entries(FILES, f"{directory}/leader-epoch-checkpoint")) == [Epoch(4, 0)]
 
 
 def test_a_wrong_index_entry_is_reported(log_of: MakeLog, batch: MakeBatch) -> None:
@@ -132,7 +134,8 @@ def test_an_index_truncated_during_the_dump_ends_at_the_truncation(directory: st
     path.write_bytes(b"".join(struct.pack(shape, number, number) for number in range(1, 9000)))
     shown = entries(FILES, str(path))
     first = next(shown)
-    assert first["offset"] == 1
+    assert isinstance(first, IndexEntry | TimeIndexEntry)
+    assert first.offset == 1
     os.truncate(path, 0)
     assert 0 < len(list(shown)) < 8998
 
@@ -147,12 +150,12 @@ def test_time_index_entries_are_checked_from_the_position_in_the_offset_index(
     path = Path(log.active.time_index.path)
     found = list(entries(FILES, str(path)))
     assert len(found) == 19
-    assert {entry["kind"] for entry in found} == {"time_index_entry"}
+    assert {type(entry) for entry in found} == {TimeIndexEntry}
     data = bytearray(path.read_bytes())
     # Entries are out of order: each is searched for separately.
     path.write_bytes(data[120:] + data[:120])
-    kinds = [entry["heading"] for entry in entries(FILES, str(path)) if entry["kind"] == "problem"]
-    assert kinds == ["Found out of order timestamp in :{}"]
+    headings = [entry.heading for entry in entries(FILES, str(path)) if isinstance(entry, Problem)]
+    assert headings == ["Found out of order timestamp in :{}"]
 
 
 def test_other_files_are_rejected(directory: str) -> None:

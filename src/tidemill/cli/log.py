@@ -15,7 +15,7 @@ from tidemill.cli.log_import import import_
 from tidemill.cli.log_verify import recover, unpacked_bytes_max, verify
 from tidemill.cli.options import Existing, config_file_option
 from tidemill.cli.output import FAILED, on_terminal
-from tidemill.cli.record_text import as_text, for_terminal
+from tidemill.cli.record_text import for_terminal
 from tidemill.cli.setting_options import broker_settings_option
 from tidemill.model.errors import ConfigError, KafkaError, UnpackedTooLarge
 
@@ -154,7 +154,8 @@ def _options(flags: dict[str, Any]) -> DumpOptions:
 
 
 def _print_json(files: Files, path: str, options: DumpOptions, damage: list[str]) -> None:
-    from tidemill.log_tools.dump import entries, utf8
+    from tidemill.cli.dump_json import as_object
+    from tidemill.log_tools.dump import entries, note_damage
 
     for entry in entries(
         files,
@@ -163,11 +164,9 @@ def _print_json(files: Files, path: str, options: DumpOptions, damage: list[str]
         bytes_max=options.bytes_max,
         unpacked_bytes_max=options.unpacked_bytes_max,
     ):
-        shown = _plain(entry)
-        if entry["kind"] == "record" and options.decode is not utf8 and not entry["control"]:
-            shown["decoded_key"], shown["decoded_value"] = options.decode(entry)
-        sys.stdout.write(json.dumps({"file": path, **shown}, ensure_ascii=False) + "\n")
-        _note_damage(path, entry, damage)
+        shown = {"file": path, **as_object(entry, options.decode)}
+        sys.stdout.write(json.dumps(shown, ensure_ascii=False) + "\n")
+        note_damage(path, entry, damage)
 
 
 def _print_lines(
@@ -176,14 +175,8 @@ def _print_lines(
     from tidemill.log_tools.dump import lines
 
     clean = for_terminal if on_terminal() else str
-    for line in lines(files, path, options, problems, lambda entry: _note_damage(path, entry, damage)):
+    for line in lines(files, path, options, problems, damage):
         sys.stdout.write(f"{clean(line)}\n")
-
-
-def _note_damage(path: str, entry: dict[str, Any], damage: list[str]) -> None:
-    found = _damage(path, entry)
-    if found is not None:
-        damage.append(found)
 
 
 def _files_of(paths: tuple[str, ...]) -> Iterator[str]:
@@ -218,27 +211,3 @@ def _files_of(paths: tuple[str, ...]) -> Iterator[str]:
                 f"{path} contains no log files: give the directory of one partition, as {path}/TOPIC-0"
             )
         yield from (os.path.join(path, name) for name in known)
-
-
-def _damage(path: str, entry: dict[str, Any]) -> str | None:
-    kind = entry["kind"]
-    if kind == "invalid_bytes":
-        where = f"{entry['count']} bytes from position {entry['position']} on"
-        return f"{path}: {where} are not a valid batch: {entry['fault']}"
-    if kind == "batch" and entry.get("valid") is False:
-        return f"{path}: the checksum of the batch at position {entry['position']} is wrong"
-    return None
-
-
-def _plain(entry: dict[str, Any]) -> dict[str, Any]:
-    """Returns ``entry`` for JSON: bytes become text, or base64 under another name."""
-    shown: dict[str, Any] = {}
-    for name, value in entry.items():
-        if name == "headers":
-            shown[name] = [_plain({"key": key, "value": data}) for key, data in value]
-        elif isinstance(value, bytes):
-            text, encoded = as_text(value)
-            shown[name if encoded is None else f"{name}_base64"] = text if encoded is None else encoded
-        else:
-            shown[name] = value
-    return shown

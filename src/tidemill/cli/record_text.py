@@ -36,26 +36,29 @@ def as_text(data: bytes | None) -> tuple[str | None, str | None]:
         return None, base64.b64encode(data).decode("ascii")
 
 
+def bytes_field(name: str, data: bytes | None) -> dict[str, str | None]:
+    """Returns ``data`` as a field of a JSON object. For bytes that are not UTF-8 it is ``<name>_base64``."""
+    text, encoded = as_text(data)
+    return {name: text} if encoded is None else {f"{name}_base64": encoded}
+
+
+def header_objects(headers: list[tuple[str, bytes | None]]) -> list[dict[str, str | None]]:
+    """Returns the headers of a record for JSON."""
+    return [{"key": name, **bytes_field("value", data)} for name, data in headers]
+
+
 def to_json(record: ConsumerRecord) -> str:
     """Returns one line. Bytes that are not UTF-8 go to ``key_base64``, ``value_base64``; headers likewise."""
-    shown: dict[str, Any] = {
+    shown = {
         "topic": record.topic,
         "partition": record.partition,
         "offset": record.offset,
         "timestamp": record.timestamp,
         "timestamp_type": "append" if record.timestamp_type == 1 else "create",
+        **bytes_field("key", record.key),
+        **bytes_field("value", record.value),
+        "headers": header_objects(record.headers),
     }
-    for name, data in (("key", record.key), ("value", record.value)):
-        text, encoded = as_text(data)
-        if encoded is not None:
-            shown[f"{name}_base64"] = encoded
-        else:
-            shown[name] = text
-    headers = []
-    for name, data in record.headers:
-        text, encoded = as_text(data)
-        headers.append({"key": name, "value_base64": encoded} if encoded else {"key": name, "value": text})
-    shown["headers"] = headers
     return json.dumps(shown, ensure_ascii=False)
 
 

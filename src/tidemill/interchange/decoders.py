@@ -14,15 +14,15 @@ from tidemill.groups.offset_records import (
 )
 from tidemill.interchange.json_text import compact, plain
 from tidemill.interchange.metadata_records import decode_metadata
-from tidemill.log_tools.dump import Decoder, utf8
+from tidemill.log_tools.dump import UTF8, Decoder, text_decoder
 from tidemill.log_tools.java_text import java_text
 from tidemill.model.errors import ConfigError, ProtocolError
+from tidemill.records.record_reader import Record
 from tidemill.wire.codec import decode, decode_prefix
 from tidemill.wire.messages.consumer_protocol import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from tidemill.wire.schema import INT8, INT16, INT32, INT64, STRING, UUID, Struct, field, parse_versions
 
 DELETED: Final = "<DELETE>"
-Record = dict[str, Any]
 Texts = tuple[str | None, str | None]
 
 
@@ -98,15 +98,15 @@ _CONTROLS: Final[dict[int, tuple[str, type[Struct]]]] = {
 }
 
 
-def control_text(record: Record) -> str | None:
+def control_text(control_type: int, value: bytes | None) -> str | None:
     """Returns the text of a control record of KRaft's log; None for an unknown or invalid one."""
-    known = _CONTROLS.get(record["control_type"])
-    if known is None or record["value"] is None:
+    known = _CONTROLS.get(control_type)
+    if known is None or value is None:
         return None
     name, kind = known
     try:
-        version = _version(record["value"])  # these records start with their version
-        message = decode(kind, version, record["value"])
+        version = _version(value)  # these records start with their version
+        message = decode(kind, version, value)
     except ProtocolError:
         return None
     return f"{name} {compact(plain(message, version))}"
@@ -115,9 +115,9 @@ def control_text(record: Record) -> str | None:
 def metadata(record: Record) -> Texts:
     """``--cluster-metadata-decoder``."""
     try:
-        message, version = decode_metadata(record["value"] or b"")
+        message, version = decode_metadata(record.value or b"")
     except ProtocolError as problem:
-        return None, f"Error at {record['offset']}, skipping. {problem}"
+        return None, f"Error at {record.offset}, skipping. {problem}"
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(message).__name__).upper()
     return None, compact({"type": name, "version": version, "data": plain(message, version)})
 
@@ -140,13 +140,13 @@ def offsets(record: Record) -> Texts:
 
 
 def _texts(record: Record, kinds: dict[int, tuple[type[Struct], type[Struct]]]) -> Texts:
-    key, value, offset = record["key"], record["value"], record["offset"]
+    key, value, offset = record.key, record.value, record.offset
     try:
         version = _version(key)
         if version not in kinds:
             return f"Unknown record type {version} at offset {offset}, skipping.", None
         key_kind, value_kind = kinds[version]
-        name = decode(key_kind, version, key, 2)
+        name = decode(key_kind, version, key or b"", 2)
         key_text = compact({"type": str(version), "data": plain(name, version)})
         if value is None:
             return key_text, DELETED
@@ -208,11 +208,4 @@ def by_class(key_class: str | None, value_class: str | None) -> Decoder:
             known = ", ".join(CLASSES)
             raise ConfigError(f"the decoder {name} is an unknown Java class; {known} are supported")
         found.append(decoder)
-    if found == [CLASSES["StringDecoder"]] * 2:
-        return utf8
-
-    def texts(record: Record) -> Texts:
-        key, value = record["key"], record["value"]
-        return None if key is None else found[0](key), None if value is None else found[1](value)
-
-    return texts
+    return UTF8 if found == [CLASSES["StringDecoder"]] * 2 else text_decoder(*found)

@@ -1,7 +1,7 @@
 """Formats the files of a partition for people: the output of ``tidemill log dump``.
 
-:func:`entries` returns plain dictionaries, for programs; :func:`lines` the lines that Kafka's
-``kafka-dump-log`` prints for the same file, so that scripts around that tool keep working.
+:func:`entries` returns the entries as objects; :func:`lines` the lines that Kafka's ``kafka-dump-log`` prints
+for the same file, so that scripts around that tool keep working.
 
 The files may be in use: nothing is written to them, and data that a running broker has not written yet is
 missing.
@@ -10,8 +10,10 @@ missing.
 from __future__ import annotations
 
 import os
+from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from tidemill.log.batch_scan import BatchScan
 from tidemill.log.checkpoint_files import CheckpointDamaged, parse_checkpoint, read_partition_metadata
@@ -28,15 +30,27 @@ from tidemill.log.file_names import (
     offset_of,
 )
 from tidemill.log.offset_index import OffsetIndex
-from tidemill.log.producer_state_manager import decode_snapshot
+from tidemill.log.producer_state_manager import ProducerEntry, decode_snapshot
 from tidemill.log.time_index import TimeIndex
 from tidemill.log.transaction_index import Aborted
-from tidemill.log_tools.dump_log import log_entries
+from tidemill.log_tools.dump_log import (
+    TIMESTAMP_TYPES,
+    InvalidBytes,
+    LogEntry,
+    StoredBatch,
+    StoredRecord,
+    delete_horizon_ms,
+    log_entries,
+    size_of,
+)
 from tidemill.log_tools.index_entries import aborted_entries, offset_entries, time_entries
 from tidemill.log_tools.java_text import java_text
 from tidemill.model.errors import ConfigError, StorageError
 from tidemill.model.system_interfaces import File, Files
-from tidemill.records.batch import CURRENT_MAGIC, NO_PRODUCER_ID
+from tidemill.records.batch import Batch
+from tidemill.records.end_transaction_marker import ABORT, COMMIT
+from tidemill.records.legacy_formats import Entry
+from tidemill.records.record_reader import Record
 from tidemill.records.varint import INT64_MAX
 
 CONTROL_NAMES: Final = {
@@ -46,21 +60,77 @@ CONTROL_NAMES: Final = {
     5: "KRAFT_VERSION",
     6: "KRAFT_VOTERS",
 }
+MARKER_NAMES: Final = {ABORT: "ABORT", COMMIT: "COMMIT"}
 HOLES: Final = "Non-consecutive offsets in {}"
 """The heading for gaps that compaction leaves: no damage."""
 _NOT_FOUND: Final = "The following indexed offsets are not found in :{}"
 
-Decoder: TypeAlias = "Callable[[dict[str, Any]], tuple[str | None, str | None]]"
+
+class IndexEntry(NamedTuple):
+    """An entry of an offset index."""
+
+    offset: int
+    position: int
+
+
+class TimeIndexEntry(NamedTuple):
+    """An entry of a time index."""
+
+    timestamp: int
+    offset: int
+
+
+class Epoch(NamedTuple):
+    """A leader epoch."""
+
+    epoch: int
+    start_offset: int
+
+
+class TopicId(NamedTuple):
+    """The topic id of a partition, in hexadecimal."""
+
+    topic_id: str
+
+
+class Mismatch(NamedTuple):
+    """An entry of an offset index that does not match the log. ``log_offset`` is -1 without a batch."""
+
+    index_offset: int
+    log_offset: int
+
+
+class Problem(NamedTuple):
+    """A finding on an entry of a time index, under the heading of ``kafka-dump-log``."""
+
+    heading: str
+    text: str
+
+
+FileEntry: TypeAlias = LogEntry | IndexEntry | TimeIndexEntry | Aborted | ProducerEntry | Epoch | TopicId
+"""An entry of a file."""
+DumpEntry: TypeAlias = FileEntry | Mismatch | Problem
+Decoder: TypeAlias = Callable[[Record], tuple[str | None, str | None]]
 """Returns the texts of a record's key and value; None for a field that is not shown."""
+ControlDecoder: TypeAlias = Callable[[int, bytes | None], str | None]
+"""Returns the text of a control record, from its control type and value; None for an unknown one."""
 
 
-def utf8(record: dict[str, Any]) -> tuple[str | None, str | None]:
-    """Decodes key and value as UTF-8, with replacement characters for invalid bytes."""
-    key, value = record["key"], record["value"]
-    return None if key is None else java_text(key), None if value is None else java_text(value)
+def text_decoder(key_text: Callable[[bytes], str], value_text: Callable[[bytes], str]) -> Decoder:
+    """Returns the decoder that shows keys and values with these functions, and no field that is null."""
+
+    def decode(record: Record) -> tuple[str | None, str | None]:
+        key, value = record.key, record.value
+        return None if key is None else key_text(key), None if value is None else value_text(value)
+
+    return decode
 
 
-def _no_control(record: dict[str, Any]) -> str | None:
+UTF8: Final = text_decoder(java_text, java_text)
+"""Decodes key and value as UTF-8, with replacement characters for invalid bytes."""
+
+
+def _no_control(control_type: int, value: bytes | None) -> str | None:
     return None
 
 
@@ -81,9 +151,9 @@ class DumpOptions(NamedTuple):
     """Checks index entries without showing them."""
     sanity_only: bool = False
     """Only checks that indexes are consistent."""
-    decode: Decoder = utf8
-    decode_control: Callable[[dict[str, Any]], str | None] = _no_control
-    """Returns the text of a control record other than a transaction marker; None for an unknown one."""
+    decode: Decoder = UTF8
+    decode_control: ControlDecoder = _no_control
+    """For control records other than transaction markers."""
 
 
 def entries(
@@ -93,38 +163,33 @@ def entries(
     records: bool = False,
     bytes_max: int = -1,
     unpacked_bytes_max: int,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[DumpEntry]:
     """Yields the contents of a file of a partition's directory, by the suffix of its name.
 
-    Each dictionary has a ``kind``: ``batch``, ``record`` (with ``records``), ``invalid_bytes``,
-    ``index_entry``, ``time_index_entry``, ``mismatch``, ``problem``, ``aborted``, ``producer``, ``epoch``,
-    ``topic_id``. Raises ConfigError for a file of another kind, OSError when it cannot be read, StorageError
-    when its content is malformed.
+    The batches of a log are followed by their records with ``records``. The entries of an index are followed
+    by the findings on them. Raises ConfigError for a file of another kind, OSError when it cannot be read,
+    StorageError when its content is malformed.
     """
     name = os.path.basename(path)
-    if is_log(name):
+    if offset_of(name, LOG) >= 0 or (name.endswith(METADATA_SNAPSHOT) and name != METADATA_SNAPSHOT):
         return log_entries(files, path, records, bytes_max, unpacked_bytes_max)
-    if offset_of(name, INDEX) >= 0:
-        return _index_entries(files, path)
-    if offset_of(name, TIME_INDEX) >= 0:
-        return _time_index_entries(files, path)
-    if offset_of(name, TRANSACTION_INDEX) >= 0:
-        return _aborted_entries(files, path)
-    if offset_of(name, SNAPSHOT) >= 0:
-        return _producer_entries(files, path)
+    readers: dict[str, Callable[[Files, str], Iterator[DumpEntry]]] = {
+        INDEX: _index_entries,
+        TIME_INDEX: _time_index_entries,
+        TRANSACTION_INDEX: _aborted_entries,
+        SNAPSHOT: _producer_entries,
+    }
+    for ending, read in readers.items():
+        if offset_of(name, ending) >= 0:
+            return read(files, path)
     if name == LEADER_EPOCHS:
         return _epoch_entries(files, path)
     if name == PARTITION_METADATA:
-        return iter([{"kind": "topic_id", "topic_id": read_partition_metadata(files, path).hex()}])
+        return iter([TopicId(read_partition_metadata(files, path).hex())])
     raise ConfigError(
         f"{path} is not a file of a log: give one that ends in {LOG}, {INDEX}, {TIME_INDEX}, "
         f"{TRANSACTION_INDEX}, {SNAPSHOT} or {METADATA_SNAPSHOT}, {LEADER_EPOCHS} or {PARTITION_METADATA}"
     )
-
-
-def is_log(name: str) -> bool:
-    """Whether a file of this name contains batches."""
-    return offset_of(name, LOG) >= 0 or (name.endswith(METADATA_SNAPSHOT) and name != METADATA_SNAPSHOT)
 
 
 def lines(
@@ -132,15 +197,14 @@ def lines(
     path: str,
     options: DumpOptions,
     problems: list[str] | None = None,
-    on_entry: Callable[[dict[str, Any]], None] | None = None,
+    damage: list[str] | None = None,
 ) -> Iterator[str]:
     """Yields the file's lines as ``kafka-dump-log`` prints them.
 
     The findings that this tool prints on its standard error at the end (index entries that do not match the
     log, gaps between offsets) are appended to ``problems``; without a list, they follow the other lines.
-    ``on_entry`` is called with the entry of each line.
+    Damage is added to ``damage``.
     """
-    deep = options.deep or options.contents
     name = os.path.basename(path)
     yield f"Dumping {path}"
     yield from _head(name)
@@ -154,26 +218,26 @@ def lines(
     for entry in entries(
         files,
         path,
-        records=deep,
+        records=options.deep or options.contents,
         bytes_max=options.bytes_max,
         unpacked_bytes_max=options.unpacked_bytes_max,
     ):
         empty = False
-        if on_entry is not None:
-            on_entry(entry)
-        kind = entry["kind"]
-        if kind == "mismatch":
-            text = f"  Index offset: {entry['index_offset']}, log offset: {entry['log_offset']}"
-            found.setdefault("Mismatches in :{}", []).append(text)
-        elif kind == "problem":
-            found.setdefault(entry["heading"], []).append(entry["text"])
-        elif not (is_index and options.verify_only):
-            yield _line(entry, path, options)
-        if kind == "record":
-            if 0 <= last_offset != entry["offset"] - 1:
-                text = f"  {last_offset} is followed by {entry['offset']}"
-                found.setdefault(HOLES, []).append(text)
-            last_offset = entry["offset"]
+        if damage is not None:
+            note_damage(path, entry, damage)
+        match entry:
+            case Mismatch(index_offset, log_offset):
+                text = f"  Index offset: {index_offset}, log offset: {log_offset}"
+                found.setdefault("Mismatches in :{}", []).append(text)
+            case Problem(heading, text):
+                found.setdefault(heading, []).append(text)
+            case _ if not (is_index and options.verify_only):
+                yield _line(entry, path, options)
+        if isinstance(entry, StoredRecord):
+            offset = entry.record.offset
+            if 0 <= last_offset != offset - 1:
+                found.setdefault(HOLES, []).append(f"  {last_offset} is followed by {offset}")
+            last_offset = offset
     if empty:
         yield f"{path} is empty."
     findings = problems if problems is not None else []
@@ -181,6 +245,15 @@ def lines(
         findings += [heading.format(os.path.abspath(path)), *texts]
     if problems is None:
         yield from findings
+
+
+def note_damage(path: str, entry: DumpEntry, damage: list[str]) -> None:
+    """Adds the damage that ``entry`` shows, if any, to ``damage``."""
+    match entry:
+        case InvalidBytes(size, position, fault):
+            damage.append(f"{path}: {size} bytes from position {position} on are not a valid batch: {fault}")
+        case StoredBatch(position=position, is_valid=False):
+            damage.append(f"{path}: the checksum of the batch at position {position} is wrong")
 
 
 def _head(name: str) -> Iterator[str]:
@@ -197,16 +270,15 @@ def _head(name: str) -> Iterator[str]:
 def _sanity(files: Files, path: str) -> str:
     """Checks whether an index is usable. Raises StorageError when the next start would rebuild it."""
     name = os.path.basename(path)
-    if offset_of(name, INDEX) >= 0:
-        base = offset_of(name, INDEX)
+    base = offset_of(name, INDEX)
+    if base >= 0:
         log_path = os.path.join(os.path.dirname(path), offset_name(base, LOG))
         index = OffsetIndex(files, path, base, files.size(path))
         damage = index.damage(files.size(log_path) if files.exists(log_path) else 0)
         if not damage and index.entries == 0:
             return f"{path} is empty."
     else:
-        base = offset_of(name, TIME_INDEX)
-        damage = TimeIndex(files, path, base, files.size(path)).damage(INT64_MAX)
+        damage = TimeIndex(files, path, offset_of(name, TIME_INDEX), files.size(path)).damage(INT64_MAX)
     if damage:
         raise StorageError(f"{path}: {damage}; the next start rebuilds it from the log")
     return f"{path} passed sanity check."
@@ -221,61 +293,48 @@ def _log_beside(files: Files, path: str, base: int) -> File | None:
     return files.open(log_path, read_only=True) if files.exists(log_path) else None
 
 
-def _index_entries(files: Files, path: str) -> Iterator[dict[str, Any]]:
+def _index_entries(files: Files, path: str) -> Iterator[IndexEntry | Mismatch]:
     base = offset_of(os.path.basename(path), INDEX)
     log = _log_beside(files, path, base)
     log_bytes = int(log.size()) if log is not None else 0
     for relative, position in offset_entries(files, path).rows():
         offset = base + relative
-        yield {"kind": "index_entry", "offset": offset, "position": position}
+        yield IndexEntry(offset, position)
         if log is None:
             continue
         scan = BatchScan(log, position, log_bytes)
         found = int(scan.last_offset) if scan.step() else -1
         if found != offset:
-            yield {"kind": "mismatch", "index_offset": offset, "log_offset": found}
+            yield Mismatch(offset, found)
 
 
-def _time_index_entries(files: Files, path: str) -> Iterator[dict[str, Any]]:
+def _time_index_entries(files: Files, path: str) -> Iterator[TimeIndexEntry | Problem]:
     base = offset_of(os.path.basename(path), TIME_INDEX)
     log = _log_beside(files, path, base)
-    positions = _Positions(files, os.path.join(os.path.dirname(path), offset_name(base, INDEX)))
+    offsets, positions = _positions(files, os.path.join(os.path.dirname(path), offset_name(base, INDEX)))
     before = -1
     for timestamp, relative in time_entries(files, path).rows():
         offset = base + relative
-        yield {"kind": "time_index_entry", "timestamp": timestamp, "offset": offset}
+        yield TimeIndexEntry(timestamp, offset)
         if log is not None:
-            scan = BatchScan(log, positions.lookup(relative), log.size())
+            scan = BatchScan(log, positions[bisect_right(offsets, relative) - 1], log.size())
             yield from _time_problems(scan, timestamp, offset, before)
         before = timestamp
 
 
-class _Positions:
-    """Positions in the log from which to search for mostly increasing offsets; 0 without an index."""
+def _positions(files: Files, path: str) -> tuple[array[int], array[int]]:
+    """The positions in an offset index, and the largest relative offset up to each; an entry for 0 first.
 
-    def __init__(self, files: Files, path: str) -> None:
-        self._files = files
-        self._path = path
-        self._restart()
-
-    def _restart(self) -> None:
-        is_there = self._files.exists(self._path)
-        self._rows = offset_entries(self._files, self._path).rows() if is_there else iter(())
-        self._position = 0
-        self._reached = -1
-        self._next = next(self._rows, None)
-
-    def lookup(self, relative: int) -> int:
-        """Returns the position of the last entry up to the offset ``relative``; 0 without such an entry."""
-        if relative < self._reached:
-            self._restart()
-        while self._next is not None and self._next[0] <= relative:
-            self._reached, self._position = self._next
-            self._next = next(self._rows, None)
-        return self._position
+    A search ends before the first entry that is too large: later entries of a damaged index may be wrong.
+    """
+    offsets, positions = array("i", [-1 << 31]), array("i", [0])
+    for relative, position in offset_entries(files, path).rows() if files.exists(path) else ():
+        offsets.append(max(offsets[-1], relative))
+        positions.append(position)
+    return offsets, positions
 
 
-def _time_problems(scan: BatchScan, timestamp: int, offset: int, before: int) -> Iterator[dict[str, Any]]:
+def _time_problems(scan: BatchScan, timestamp: int, offset: int, before: int) -> Iterator[Problem]:
     """Yields the findings of ``kafka-dump-log`` for a time index entry that does not match the log."""
     found = -1
     while scan.step():
@@ -284,51 +343,35 @@ def _time_problems(scan: BatchScan, timestamp: int, offset: int, before: int) ->
             break
     if found != offset:
         text = f"Indexed offset: {offset}, found log offset: {found}"
-        yield {"kind": "problem", "heading": _NOT_FOUND, "text": text}
+        yield Problem(_NOT_FOUND, text)
         return
     if scan.max_timestamp != timestamp:
         text = f"  Index timestamp: {timestamp}, log timestamp: {scan.max_timestamp}"
-        yield {"kind": "problem", "heading": "Found timestamp mismatch in :{}", "text": text}
+        yield Problem("Found timestamp mismatch in :{}", text)
     if before >= timestamp:
         text = f"  Index timestamp: {timestamp}, Previously indexed timestamp: {before}"
-        yield {"kind": "problem", "heading": "Found out of order timestamp in :{}", "text": text}
+        yield Problem("Found out of order timestamp in :{}", text)
 
 
-def _aborted_entries(files: Files, path: str) -> Iterator[dict[str, Any]]:
+def _aborted_entries(files: Files, path: str) -> Iterator[Aborted]:
     index = aborted_entries(files, path)
     for row in index.rows():
-        yield {"kind": "aborted", **Aborted(*row)._asdict()}
+        yield Aborted(*row)
     if index.fault:
         raise StorageError(f"{path}: {index.fault}")
 
 
-def _producer_entries(files: Files, path: str) -> Iterator[dict[str, Any]]:
-    for producer in decode_snapshot(files.read(path), path):
-        batch = producer.batches[-1] if producer.batches else None
-        yield {
-            "kind": "producer",
-            "producer_id": int(producer.producer_id),
-            "producer_epoch": int(producer.epoch),
-            "coordinator_epoch": int(producer.coordinator_epoch),
-            "transaction_first_offset": (
-                None if producer.transaction_first_offset < 0 else int(producer.transaction_first_offset)
-            ),
-            "last_timestamp": int(producer.last_timestamp),
-            "first_sequence": NO_PRODUCER_ID if batch is None else int(batch.first_sequence),
-            "last_sequence": int(producer.last_sequence),
-            "last_offset": int(producer.last_offset),
-            "offset_delta": 0 if batch is None else int(batch.offset_delta),
-            "known": batch is not None,
-        }
+def _producer_entries(files: Files, path: str) -> Iterator[ProducerEntry]:
+    return iter(decode_snapshot(files.read(path), path))
 
 
-def _epoch_entries(files: Files, path: str) -> Iterator[dict[str, Any]]:
+def _epoch_entries(files: Files, path: str) -> Iterator[Epoch]:
     try:
         fields = parse_checkpoint(files.read(path), 2, path)
     except FileNotFoundError:
         raise CheckpointDamaged(f"{path} is missing") from None
     for epoch, start in fields:
-        yield {"kind": "epoch", "epoch": int(epoch), "start_offset": int(start)}
+        yield Epoch(int(epoch), int(start))
 
 
 # -- as text
@@ -338,83 +381,84 @@ def _optional(value: int | None) -> str:
     return "OptionalLong.empty" if value is None else f"OptionalLong[{value}]"
 
 
-def _line(entry: dict[str, Any], path: str, options: DumpOptions) -> str:
-    kind = entry["kind"]
-    if kind == "batch":
-        return _batch_line(entry)
-    if kind == "record":
-        return _record_line(entry, options)
-    if kind == "index_entry":
-        return f"offset: {entry['offset']} position: {entry['position']}"
-    if kind == "time_index_entry":
-        return f"timestamp: {entry['timestamp']} offset: {entry['offset']}"
-    if kind == "invalid_bytes":
-        return f"Found {entry['count']} invalid bytes at the end of {os.path.basename(path)}"
-    if kind == "aborted":
-        return (
-            f"version: {entry['version']} producerId: {entry['producer_id']} "
-            f"firstOffset: {entry['first_offset']} lastOffset: {entry['last_offset']} "
-            f"lastStableOffset: {entry['last_stable_offset']}"
-        )
-    if kind == "epoch":
-        return f"epoch: {entry['epoch']} startOffset: {entry['start_offset']}"
-    if kind == "topic_id":
-        return f"topicId: {entry['topic_id']}"
-    return _producer_line(entry)
+def _line(entry: FileEntry, path: str, options: DumpOptions) -> str:
+    match entry:
+        case StoredBatch():
+            return _batch_line(entry)
+        case StoredRecord():
+            return _record_line(entry, options)
+        case IndexEntry(offset, position):
+            return f"offset: {offset} position: {position}"
+        case TimeIndexEntry(timestamp, offset):
+            return f"timestamp: {timestamp} offset: {offset}"
+        case InvalidBytes(size):
+            return f"Found {size} invalid bytes at the end of {os.path.basename(path)}"
+        case Aborted():
+            return (
+                f"version: {entry.version} producerId: {entry.producer_id} "
+                f"firstOffset: {entry.first_offset} lastOffset: {entry.last_offset} "
+                f"lastStableOffset: {entry.last_stable_offset}"
+            )
+        case Epoch(epoch, start_offset):
+            return f"epoch: {epoch} startOffset: {start_offset}"
+        case TopicId(topic_id):
+            return f"topicId: {topic_id}"
+        case ProducerEntry():
+            return _producer_line(entry)
 
 
-def _producer_line(entry: dict[str, Any]) -> str:
+def _producer_line(producer: ProducerEntry) -> str:
+    first_offset = producer.transaction_first_offset
     line = (
-        f"producerId: {entry['producer_id']} producerEpoch: {entry['producer_epoch']} "
-        f"coordinatorEpoch: {entry['coordinator_epoch']} "
-        f"currentTxnFirstOffset: {_optional(entry['transaction_first_offset'])} "
-        f"lastTimestamp: {entry['last_timestamp']} "
+        f"producerId: {producer.producer_id} producerEpoch: {producer.epoch} "
+        f"coordinatorEpoch: {producer.coordinator_epoch} "
+        f"currentTxnFirstOffset: {_optional(None if first_offset < 0 else first_offset)} "
+        f"lastTimestamp: {producer.last_timestamp} "
     )
-    if entry["known"]:
+    for batch in producer.batches:  # A snapshot has at most one.
         line += (
-            f"firstSequence: {entry['first_sequence']} lastSequence: {entry['last_sequence']} "
-            f"lastOffset: {entry['last_offset']} offsetDelta: {entry['offset_delta']} "
-            f"timestamp: {entry['last_timestamp']}"
+            f"firstSequence: {batch.first_sequence} lastSequence: {batch.last_sequence} "
+            f"lastOffset: {batch.last_offset} offsetDelta: {batch.offset_delta} "
+            f"timestamp: {batch.timestamp}"
         )
     return line
 
 
-def _batch_line(entry: dict[str, Any]) -> str:
-    if entry["magic"] < CURRENT_MAGIC:
-        return (
-            f"offset: {entry['last_offset']} position: {entry['position']} "
-            f"{entry['timestamp_type']}: {entry['max_timestamp']} size: {entry['size']} "
-            f"magic: {entry['magic']} compresscodec: {entry['codec']} "
-            f"crc: {entry['crc']} isvalid: {_bool(entry['valid'])}"
+def _batch_line(entry: StoredBatch) -> str:
+    batch = entry.stored
+    line = f"offset: {batch.last_offset} "
+    if isinstance(batch, Batch):
+        line = (
+            f"baseOffset: {batch.base_offset} lastOffset: {batch.last_offset} count: {batch.record_count} "
+            f"baseSequence: {batch.base_sequence} lastSequence: {batch.last_sequence} "
+            f"producerId: {batch.producer_id} producerEpoch: {batch.producer_epoch} "
+            f"partitionLeaderEpoch: {batch.leader_epoch} isTransactional: {_bool(batch.is_transactional)} "
+            f"isControl: {_bool(batch.is_control)} deleteHorizonMs: {_optional(delete_horizon_ms(batch))} "
         )
     return (
-        f"baseOffset: {entry['base_offset']} lastOffset: {entry['last_offset']} count: {entry['count']} "
-        f"baseSequence: {entry['base_sequence']} lastSequence: {entry['last_sequence']} "
-        f"producerId: {entry['producer_id']} producerEpoch: {entry['producer_epoch']} "
-        f"partitionLeaderEpoch: {entry['leader_epoch']} isTransactional: {_bool(entry['transactional'])} "
-        f"isControl: {_bool(entry['control'])} deleteHorizonMs: {_optional(entry['delete_horizon_ms'])} "
-        f"position: {entry['position']} {entry['timestamp_type']}: {entry['max_timestamp']} "
-        f"size: {entry['size']} magic: {entry['magic']} compresscodec: {entry['codec']} "
-        f"crc: {entry['crc']} isvalid: {_bool(entry['valid'])}"
+        f"{line}position: {entry.position} {entry.timestamp_type}: {entry.max_timestamp} "
+        f"size: {batch.size} magic: {batch.magic} compresscodec: {entry.codec_name} "
+        f"crc: {batch.crc} isvalid: {_bool(entry.is_valid)}"
     )
 
 
-def _record_line(entry: dict[str, Any], options: DumpOptions) -> str:
+def _record_line(entry: StoredRecord, options: DumpOptions) -> str:
+    stored, record = entry
     parts = []
     if not options.skip_metadata:
         parts.append(
-            f"offset: {entry['offset']} {entry['timestamp_type']}: {entry['timestamp']} "
-            f"keySize: {entry['key_size']} valueSize: {entry['value_size']} "
+            f"offset: {record.offset} {TIMESTAMP_TYPES[record.timestamp_type]}: {record.timestamp} "
+            f"keySize: {size_of(record.key)} valueSize: {size_of(record.value)}"
         )
-        if entry["magic"] < CURRENT_MAGIC:
-            parts[0] += f"isValid: {_bool(entry['valid'])} crc: {entry['crc']}"
+        if isinstance(stored, Entry):
+            parts.append(f"isValid: true crc: {stored.crc}")
         else:
-            names = ",".join(name for name, _ in entry["headers"])
-            parts[0] += f"sequence: {entry['sequence']} headerKeys: [{names}]"
-        if entry["control"]:
+            names = ",".join(name for name, _ in record.headers)
+            parts.append(f"sequence: {entry.sequence} headerKeys: [{names}]")
+        if entry.is_control:
             parts.append(_control_text(entry, options))
-    if options.contents and not entry["control"]:
-        key, value = options.decode(entry)
+    if options.contents and not entry.is_control:
+        key, value = options.decode(record)
         if key is not None:
             parts.append(f"key: {key}")
         if value is not None:
@@ -422,15 +466,16 @@ def _record_line(entry: dict[str, Any], options: DumpOptions) -> str:
     return f"| {' '.join(parts)}" if parts else ""
 
 
-def _control_text(entry: dict[str, Any], options: DumpOptions) -> str:
-    if entry["marker"] is not None:
-        return f"endTxnMarker: {entry['marker']} coordinatorEpoch: {entry['coordinator_epoch']}"
-    text = options.decode_control(entry)
-    if text is not None:
-        return text
-    number = entry["control_type"]
-    name = CONTROL_NAMES.get(-1 if number is None else number, "UNKNOWN")
-    return f"controlType: {name}({number})"
+def _control_text(entry: StoredRecord, options: DumpOptions) -> str:
+    control = entry.control
+    if control is None:
+        return "controlType: UNKNOWN(None)"
+    number = control.control_type
+    if number in MARKER_NAMES:
+        epoch = None if control.marker is None else control.marker.coordinator_epoch
+        return f"endTxnMarker: {MARKER_NAMES[number]} coordinatorEpoch: {epoch}"
+    text = options.decode_control(number, entry.record.value)
+    return f"controlType: {CONTROL_NAMES.get(number, 'UNKNOWN')}({number})" if text is None else text
 
 
 def _bool(value: bool) -> str:

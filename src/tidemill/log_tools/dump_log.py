@@ -1,28 +1,113 @@
-"""Reads a segment's log file, in all formats, as dictionaries, for :mod:`tidemill.log_tools.dump`."""
+"""Reads a segment's log file, in all formats, for :mod:`tidemill.log_tools.dump`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final, NamedTuple, TypeAlias
 
 from tidemill.log.batch_scan import BatchScan
-from tidemill.model.errors import KafkaError
 from tidemill.model.system_interfaces import Files
-from tidemill.records.batch import CURRENT_MAGIC, NO_COMPRESSION, SEQUENCE_MAX, Batch, check_crc, parse_batch
+from tidemill.records.batch import (
+    CURRENT_MAGIC,
+    NO_COMPRESSION,
+    NO_SEQUENCE,
+    SEQUENCE_MAX,
+    Batch,
+    parse_batch,
+)
 from tidemill.records.compression import CODEC_NAMES
 from tidemill.records.end_transaction_marker import (
-    ABORT,
-    COMMIT,
     UNKNOWN_CONTROL_TYPE,
+    ControlRecord,
     decode_control_record,
 )
-from tidemill.records.legacy_formats import Entry, entry_crc, parse_entry, unpack_entry
-from tidemill.records.record_reader import Record, read_records, read_stored
+from tidemill.records.legacy_formats import Entry, unpack_entry
+from tidemill.records.record_cursor import APPEND_TIME, CREATE_TIME, NO_TIMESTAMP_TYPE
+from tidemill.records.record_reader import Record, iter_stored, read_stored
 
-MARKER_NAMES: Final = {ABORT: "ABORT", COMMIT: "COMMIT"}
-NO_TIMESTAMP_TYPE: Final = "NoTimestampType"
-_TIMESTAMP_TYPES: Final = ("CreateTime", "LogAppendTime")
+TIMESTAMP_TYPES: Final = {
+    NO_TIMESTAMP_TYPE: "NoTimestampType",
+    CREATE_TIME: "CreateTime",
+    APPEND_TIME: "LogAppendTime",
+}
 _WINDOW_BYTES: Final = 1024 * 1024
+
+
+class StoredBatch(NamedTuple):
+    """A batch, or an entry of format v0 or v1, which may be a wrapper of several messages."""
+
+    stored: Batch | Entry
+    position: int
+    """In the file."""
+    is_valid: bool
+    """Whether its checksum is right."""
+
+    @property
+    def timestamp_type(self) -> str:
+        """Kafka's name of the type of its timestamps."""
+        if self.stored.magic == 0:
+            return TIMESTAMP_TYPES[NO_TIMESTAMP_TYPE]
+        return TIMESTAMP_TYPES[APPEND_TIME if self.stored.append_time else CREATE_TIME]
+
+    @property
+    def max_timestamp(self) -> int:
+        """In ms; -1 in format v0."""
+        return self.stored.timestamp if isinstance(self.stored, Entry) else self.stored.max_timestamp
+
+    @property
+    def codec_name(self) -> str:
+        """The name of the compression codec; its number if that is unassigned."""
+        codec = self.stored.codec
+        return CODEC_NAMES[codec] if codec < len(CODEC_NAMES) else str(codec)
+
+
+class StoredRecord(NamedTuple):
+    """A record with its batch. In formats v0 and v1: with the entry of its message, whose checksum is right.
+
+    The timestamp type and the offset of a message in a wrapper are those of ``record``.
+    """
+
+    stored: Batch | Entry
+    record: Record
+
+    @property
+    def sequence(self) -> int:
+        """Its sequence number; -1 without idempotence."""
+        if isinstance(self.stored, Entry) or self.stored.base_sequence < 0:
+            return NO_SEQUENCE
+        return (self.stored.base_sequence + self.record.offset - self.stored.base_offset) & SEQUENCE_MAX
+
+    @property
+    def is_control(self) -> bool:
+        """Whether its batch is a control batch."""
+        return isinstance(self.stored, Batch) and self.stored.is_control
+
+    @property
+    def control(self) -> ControlRecord | None:
+        """The control record; None for other records, and if the key has no control type."""
+        control = decode_control_record(self.record.key, self.record.value)
+        return control if self.is_control and control.control_type != UNKNOWN_CONTROL_TYPE else None
+
+
+class InvalidBytes(NamedTuple):
+    """The bytes from ``position`` to the end of a log, which are no batches."""
+
+    size: int
+    position: int
+    fault: str
+
+
+LogEntry: TypeAlias = StoredBatch | StoredRecord | InvalidBytes
+
+
+def delete_horizon_ms(batch: Batch) -> int | None:
+    """The time from which compaction may drop the tombstones of ``batch``; None if it is not set."""
+    return batch.base_timestamp if batch.has_delete_horizon else None
+
+
+def size_of(data: bytes | None) -> int:
+    """The size of a key or value; -1 for null."""
+    return -1 if data is None else len(data)
 
 
 def log_entries(
@@ -31,7 +116,7 @@ def log_entries(
     records: bool,
     bytes_max: int,
     unpacked_bytes_max: int,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[LogEntry]:
     """Yields the batches of a log, with ``records`` each followed by its records; then any invalid bytes.
 
     Raises UnpackedTooLarge before the records of a batch that unpack to more than ``unpacked_bytes_max``.
@@ -42,141 +127,22 @@ def log_entries(
     scan = BatchScan(file, 0, size, _WINDOW_BYTES)
     while scan.step():
         data, at = scan.whole()
-        if scan.magic < CURRENT_MAGIC:
-            yield from _old_entries(
-                Entry(data, at, scan.size), int(scan.position), records, unpacked_bytes_max
-            )
-            continue
-        batch = parse_batch(data, at, at + scan.size)
-        valid = _is_valid(batch)
-        yield _batch_entry(batch, int(scan.position), valid)
-        if records and valid:
-            for record in read_records(batch, unpacked_bytes_max):
-                yield _record_entry(batch, record)
+        is_current = scan.magic == CURRENT_MAGIC
+        stored = parse_batch(data, at, at + scan.size) if is_current else Entry(data, at, scan.size)
+        batch = StoredBatch(stored, scan.position, not scan.checksum_fault())
+        yield batch
+        if records and batch.is_valid:
+            yield from _records(stored, unpacked_bytes_max)
     left = size - int(scan.next_position)
     if left > 0 and size == whole:
-        yield {
-            "kind": "invalid_bytes",
-            "count": left,
-            "position": int(scan.next_position),
-            "fault": scan.fault,
-        }
+        yield InvalidBytes(left, scan.next_position, scan.fault)
 
 
-def _is_valid(batch: Batch) -> bool:
-    try:
-        check_crc(batch)
-    except KafkaError:
-        return False
-    return True
-
-
-def _batch_entry(batch: Batch, position: int, valid: bool) -> dict[str, Any]:
-    return {
-        "kind": "batch",
-        "magic": int(batch.magic),
-        "base_offset": int(batch.base_offset),
-        "last_offset": int(batch.last_offset),
-        "count": int(batch.record_count),
-        "base_sequence": int(batch.base_sequence),
-        "last_sequence": int(batch.last_sequence),
-        "producer_id": int(batch.producer_id),
-        "producer_epoch": int(batch.producer_epoch),
-        "leader_epoch": int(batch.leader_epoch),
-        "transactional": batch.is_transactional,
-        "control": batch.is_control,
-        "delete_horizon_ms": int(batch.base_timestamp) if batch.has_delete_horizon else None,
-        "position": position,
-        "timestamp_type": _TIMESTAMP_TYPES[bool(batch.append_time)],
-        "max_timestamp": int(batch.max_timestamp),
-        "size": int(batch.size),
-        "codec": _codec_name(int(batch.codec)),
-        "crc": int(batch.crc),
-        "valid": valid,
-    }
-
-
-def _codec_name(codec: int) -> str:
-    return CODEC_NAMES[codec] if codec < len(CODEC_NAMES) else str(codec)
-
-
-def _old_entries(
-    entry: Entry, position: int, records: bool, unpacked_bytes_max: int
-) -> Iterator[dict[str, Any]]:
-    """Yields an entry of format v0 or v1, which may be a wrapper of several messages."""
-    valid = entry.crc == entry_crc(entry.data, entry.position, entry.size)
-    timestamp_type = _TIMESTAMP_TYPES[bool(entry.append_time)] if entry.magic > 0 else NO_TIMESTAMP_TYPE
-    yield {
-        "kind": "batch",
-        "magic": int(entry.magic),
-        "last_offset": int(entry.offset),
-        "position": position,
-        "timestamp_type": timestamp_type,
-        "max_timestamp": int(entry.timestamp),
-        "size": int(entry.size),
-        "codec": _codec_name(int(entry.codec)),
-        "crc": int(entry.crc),
-        "valid": valid,
-    }
-    if not (records and valid):
-        return
-    stored = read_stored(entry, True, unpacked_bytes_max)
-    for record, message in zip(stored, _messages(entry, unpacked_bytes_max), strict=True):
-        yield {
-            "kind": "record",
-            "magic": int(entry.magic),
-            "offset": record.offset,
-            "timestamp_type": timestamp_type,
-            "timestamp": record.timestamp,
-            "key_size": -1 if record.key is None else len(record.key),
-            "value_size": -1 if record.value is None else len(record.value),
-            "headers": [],
-            "key": record.key,
-            "value": record.value,
-            "control": False,
-            "crc": int(message.crc),
-            "valid": message.crc == entry_crc(message.data, message.position, message.size),
-        }
-
-
-def _messages(entry: Entry, unpacked_bytes_max: int) -> Iterator[Entry]:
-    """Yields the entry itself, or the messages that it wraps."""
-    if entry.codec == NO_COMPRESSION:
-        yield entry
-        return
-    data = unpack_entry(entry, unpacked_bytes_max)
-    at = 0
-    while at < len(data):
-        message = parse_entry(data, at, len(data), check_crcs=False)
-        yield message
-        at += int(message.size)
-
-
-def _record_entry(batch: Batch, record: Record) -> dict[str, Any]:
-    sequence = -1
-    if batch.base_sequence >= 0:
-        sequence = (int(batch.base_sequence) + record.offset - int(batch.base_offset)) & SEQUENCE_MAX
-    entry: dict[str, Any] = {
-        "kind": "record",
-        "magic": int(batch.magic),
-        "offset": record.offset,
-        "timestamp_type": _TIMESTAMP_TYPES[bool(batch.append_time)],
-        "timestamp": record.timestamp,
-        "key_size": -1 if record.key is None else len(record.key),
-        "value_size": -1 if record.value is None else len(record.value),
-        "sequence": sequence,
-        "headers": record.headers,
-        "key": record.key,
-        "value": record.value,
-        "control": batch.is_control,
-        "marker": None,
-        "control_type": None,
-        "coordinator_epoch": None,
-    }
-    control = decode_control_record(record.key, record.value)
-    if batch.is_control and control.control_type != UNKNOWN_CONTROL_TYPE:
-        entry["control_type"] = int(control.control_type)
-        entry["marker"] = MARKER_NAMES.get(entry["control_type"])
-        marker = control.marker
-        entry["coordinator_epoch"] = None if marker is None else int(marker.coordinator_epoch)
-    return entry
+def _records(stored: Batch | Entry, unpacked_bytes_max: int) -> Iterator[StoredRecord]:
+    """Yields the records of a batch, of an entry, or inside a wrapper."""
+    records = read_stored(stored, False, unpacked_bytes_max)
+    sources = [stored] * len(records)
+    if isinstance(stored, Entry) and stored.codec != NO_COMPRESSION:
+        sources = list(iter_stored(unpack_entry(stored, unpacked_bytes_max)))
+    for source, record in zip(sources, records, strict=True):
+        yield StoredRecord(source, record)

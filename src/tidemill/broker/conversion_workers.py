@@ -133,10 +133,6 @@ class ConversionWorkers:
         self.budget = Budget(bytes_max)
         self.times = {"Produce": TimeHistogram(), "Fetch": TimeHistogram()}
         """The duration of the conversions of a request, in seconds, by API."""
-        self.started = 0
-        """Processes started so far."""
-        self.jobs = 0
-        """Jobs that were passed to processes."""
         self.closed = False
         self._executor: ThreadPoolExecutor | None = None
         self._idle: list[Process] = []
@@ -226,10 +222,8 @@ class ConversionWorkers:
     def _take(self) -> Process:
         with self._lock:
             self._check_open()
-            self.jobs += 1
             if self._idle:
                 return self._idle.pop()
-            self.started += 1
         try:
             process = Process()
         except OSError as problem:

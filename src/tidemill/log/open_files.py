@@ -45,8 +45,6 @@ class OpenFiles:
         self._limit = limit
         self._held: OrderedDict[Holder, None] = OrderedDict()
         self._lock = threading.Lock()
-        self.evictions = 0
-        """The number of descriptors closed because of the limit."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -77,7 +75,6 @@ class OpenFiles:
                 held[holder] = None
             else:
                 holder.close_idle()
-                self.evictions += 1
 
     def make_room(self, problem: OSError) -> bool:
         """Closes half of the files after an open failed with ``problem``. Returns False if useless."""

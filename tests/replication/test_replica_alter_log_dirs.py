@@ -190,7 +190,7 @@ async def test_followers_and_consumers_read_to_the_ends_of_the_moved_log(has_tra
             stage.log.append_copied(data, 0)
         stage.append(5)
         limits, end = stage.partition.read_limits, 15 + has_transaction
-        assert limits.has_transactions is has_transaction
+        assert stage.partition.has_transactions() is has_transaction
         assert limits.limit_offset(NODE + 1, 0) == end
         assert limits.limit_offset(CONSUMER, 0) == end
         assert limits.limit_offset(CONSUMER, READ_COMMITTED) == (10 if has_transaction else end)

@@ -187,10 +187,7 @@ class DelayedFetch(FetchWaiter):
         if (
             added_bytes > 0
             and self.request.isolation == READ_COMMITTED
-            and (
-                results.is_limited_by_transaction
-                or (isinstance(partition, Partition) and partition.read_limits.has_transactions)
-            )
+            and (results.is_limited_by_transaction or partition.has_transactions())
         ):
             self.completion.count_committed(self)
             return

@@ -236,15 +236,13 @@ class FetchReader:
             data.aborted = aborted(partition.log, requested.offset, data.log_range)
 
     def throttles(self, request: FetchRequest, results: LogReadResults, partition: WatchedPartition) -> bool:
-        """Whether the replication quota withholds the partition from this follower (KIP-73).
-
-        A follower for which commits wait is not throttled: it is in sync, or about to be.
-        """
+        """Whether the replication quota withholds the partition from this follower (KIP-73)."""
         quota = self.quota
-        if quota is None or not isinstance(partition, Partition) or not quota.is_set:
+        if quota is None or not quota.is_set:
             return False
-        awaited = partition.commits_wait_for(request.replica_id, self._clock.monotonic_ms())
-        if not quota.is_throttled(partition.topic, int(partition.index), self._loop.time(), in_sync=awaited):
+        if not partition.is_throttled(
+            quota, request.replica_id, self._clock.monotonic_ms(), self._loop.time()
+        ):
             return False
         results.is_throttled = True
         return True

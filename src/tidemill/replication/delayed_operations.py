@@ -18,6 +18,7 @@ from mypy_extensions import i32, i64, mypyc_attr
 from tidemill.model.errors import KafkaError
 from tidemill.net.deadlines import DelayedOperation
 from tidemill.net.send_queue import FileOwner
+from tidemill.replication.replication_quota import ReplicationQuota
 
 CONSUMER: Final[i32] = -1
 """The replica id of consumer fetches."""
@@ -33,6 +34,14 @@ class WatchedPartition(FileOwner):
 
     def commit_error(self) -> KafkaError | None:
         """The error of a produce with ``acks=all`` and too few in-sync replicas; None if enough."""
+        raise NotImplementedError
+
+    def has_transactions(self) -> bool:
+        """Whether consumers with ``read_committed`` may have a lower limit than others."""
+        raise NotImplementedError
+
+    def is_throttled(self, quota: ReplicationQuota, broker: i32, now_ms: i64, quota_now_s: float) -> bool:
+        """Whether ``quota`` withholds the records from a follower. The times are of two clocks."""
         raise NotImplementedError
 
 

@@ -28,6 +28,7 @@ from tidemill.replication.follower_replicas import UNKNOWN, FollowerReplicas
 from tidemill.replication.isr_state import IsrState, PendingIsr
 from tidemill.replication.message_format import TopicMessageFormat
 from tidemill.replication.read_limits import ReadLimits
+from tidemill.replication.replication_quota import ReplicationQuota
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -191,6 +192,10 @@ class Partition(WatchedPartition):
     @high_watermark.setter
     def high_watermark(self, offset: i64) -> None:
         self.read_limits.high_watermark = offset
+
+    def has_transactions(self) -> bool:
+        """Whether consumers with ``read_committed`` may have a lower limit than others."""
+        return not self.log.producer_state.transactions.are_none
 
     def is_committed(self, end_offset: i64) -> bool:
         """Whether everything below ``end_offset`` is committed."""
@@ -624,6 +629,11 @@ class Partition(WatchedPartition):
         return int(broker) in self.isr or (
             replication is not None and replication.is_rejoining(broker, self.log.end_offset, now_ms)
         )
+
+    def is_throttled(self, quota: ReplicationQuota, broker: i32, now_ms: i64, quota_now_s: float) -> bool:
+        """Whether ``quota`` withholds the records from a follower for which no commit waits."""
+        in_sync = self.commits_wait_for(broker, now_ms)
+        return quota.is_throttled(self.topic, int(self.index), quota_now_s, in_sync=in_sync)
 
     def is_isolated(self, since_ms: i64) -> bool:
         """Whether uncommitted records wait for followers none of which has fetched since then.

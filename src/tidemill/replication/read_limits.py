@@ -32,11 +32,6 @@ class ReadLimits:
         """The offset below which no transaction is open."""
         return self.log.last_stable_offset(self.high_watermark)
 
-    @property
-    def has_transactions(self) -> bool:
-        """Whether consumers with ``read_committed`` may have a lower limit than others."""
-        return not self.log.producer_state.transactions.are_none
-
     def limit_offset(self, replica_id: i32, isolation: i32) -> i64:
         """The offset up to which a reader may read."""
         if replica_id != CONSUMER:

@@ -451,7 +451,11 @@ async def test_requests_are_applied_with_unreadable_settings(
 async def test_only_topics_that_are_marked_as_deleted_are_reported_as_deleted() -> None:
     async with broker_stage() as stage:
         deleted: list[str] = []
-        stage.broker.metadata_cache.on_change(lambda delta: deleted.extend(t.name for t in delta.deleted))
+
+        async def note_deleted(delta: Delta) -> None:
+            deleted.extend(topic.name for topic in delta.deleted)
+
+        stage.broker.metadata_cache.on_change(note_deleted)
         await stage.update_metadata(*((name, FIRST, [0]) for name in ("kept", "gone", "left-out", "anew")))
         await stage.update_metadata(("gone", FIRST, [0]), leader=DURING_DELETION)
         await stage.update_metadata(("kept", FIRST, [0]), ("anew", SECOND, [0]), is_full=True)
@@ -464,9 +468,11 @@ async def test_a_topic_that_gets_an_id_is_the_same_topic() -> None:
 
     async with broker_stage() as stage:
         deleted: list[tuple[str, bytes]] = []
-        stage.broker.metadata_cache.on_change(
-            lambda delta: deleted.extend((one.name, one.topic_id) for one in delta.deleted)
-        )
+
+        async def note_deleted(delta: Delta) -> None:
+            deleted.extend((one.name, one.topic_id) for one in delta.deleted)
+
+        stage.broker.metadata_cache.on_change(note_deleted)
         await stage.update_metadata(("t", ZERO_ID, [0]), ("u", ZERO_ID, [0]))
         await stage.update_metadata(("t", FIRST, [0]), ("u", FIRST, [0]), is_full=True)
         assert deleted == []

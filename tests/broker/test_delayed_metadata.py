@@ -248,7 +248,7 @@ def test_delayed_requests_are_completed_some_in_each_turn() -> None:
     async def test() -> None:
         delayed = DelayedMetadata()
         image = ClusterImage(brokers={one: other_broker(one) for one in (OTHER, NEXT)})
-        delayed.image_changed(Delta(image, image))
+        await delayed.image_changed(Delta(image, image))
 
         async def one() -> None:
             context: Any = SimpleNamespace(queue=None, slices=RequestSlices())

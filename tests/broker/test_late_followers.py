@@ -107,7 +107,7 @@ async def test_the_controllers_broker_creates_leaders_before_it_publishes_and_ne
         published = asyncio.get_running_loop().create_future()
         there: list[list[int]] = []
 
-        def look(_: object) -> None:
+        async def look(_: object) -> None:
             there.append(sorted(key.partition for key in stage.broker.log_manager.logs))
 
         stage.broker.metadata_cache.on_change(look)
@@ -119,7 +119,7 @@ async def test_the_controllers_broker_creates_leaders_before_it_publishes_and_ne
         assert there == [list(range(0, 120, 2))]
         assert not task.done()
         await task
-        look(None)
+        await look(None)
         assert there[1] == list(range(120))
         follows = stage.broker.replica_manager.find("t", 1)
         assert follows is not None

@@ -99,7 +99,7 @@ class DelayedMetadata(BrokerConnectionListener):
             known.is_connected = True
             self._stop_delaying(broker_id)
 
-    def image_changed(self, delta: Delta) -> None:
+    async def image_changed(self, delta: Delta) -> None:
         """Has the delayed responses built again, with the new image."""
         self._image = image = delta.image
         for broker_id in [one for one in self._suspects if one not in image.brokers]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -14,7 +13,7 @@ __all__ = ["BrokerImage", "ClusterImage", "Delta", "MetadataCache", "PartitionIm
 
 logger = logging.getLogger(__name__)
 
-Listener = Callable[[Delta], Awaitable[None] | None]
+Listener = Callable[[Delta], Awaitable[None]]
 
 
 class MetadataCache:
@@ -52,7 +51,7 @@ class MetadataCache:
         return self.image.topics_by_id.get(topic_id)
 
     def on_change(self, listener: Listener) -> None:
-        """Registers a listener for changes, which may be a coroutine function.
+        """Registers a listener for changes.
 
         :meth:`publish` calls the listeners one after the other, in the order of registration, after it has
         replaced the image. The response to CreateTopics waits for all of them. An exception of a listener is
@@ -70,9 +69,7 @@ class MetadataCache:
         failures: dict[str, KafkaError] = {}
         for listener in self._listeners:
             try:
-                outcome = listener(delta)
-                if inspect.isawaitable(outcome):
-                    await outcome
+                await listener(delta)
             except Exception as error:
                 logger.exception("applying a change of the cluster metadata failed")
                 failure = (

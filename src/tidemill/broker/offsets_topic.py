@@ -20,6 +20,7 @@ from tidemill.replication.delayed_operations import CommitCallback
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
+    from tidemill.coordination.cluster_image import Delta
     from tidemill.coordination.topic_image import TopicImage
     from tidemill.replication.partition import Partition
 
@@ -159,7 +160,10 @@ class ClusterOffsetsTopic:
         self._topic_id = ZERO_ID
         self._partition_count = 0
         self._reported_count = 0
-        broker.metadata_cache.on_change(lambda delta: self._count(delta.image.topics.get(OFFSETS_TOPIC)))
+        broker.metadata_cache.on_change(self._image_changed)
+
+    async def _image_changed(self, delta: Delta) -> None:
+        self._count(delta.image.topics.get(OFFSETS_TOPIC))
 
     def partition_count(self) -> int:
         """Returns the partition count; before the topic exists, the configured one."""

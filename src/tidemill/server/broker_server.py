@@ -367,7 +367,7 @@ class BrokerServer:
         self.fetch_handler.set_bytes_max(config.int("fetch.max.bytes"))
         self.socket_server.limits = await self.loop.run_in_executor(None, limits_of, config)
 
-    def _topics_deleted(self, delta: Delta) -> None:
+    async def _topics_deleted(self, delta: Delta) -> None:
         """Deletes the committed offsets of deleted topics."""
         if delta.deleted:
             self.broker.group_coordinator.topics_deleted(

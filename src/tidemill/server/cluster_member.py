@@ -185,7 +185,7 @@ class ClusterMember(ClusterServices, BrokerStateListener):
             quotas,
         )
 
-    def _remove_departed(self, delta: Delta) -> None:
+    async def _remove_departed(self, delta: Delta) -> None:
         """Schedules the removal of departed brokers from Metadata responses."""
         for broker_id, known in self._broker.metadata_cache.departed.items():
             if self._departures.get(broker_id) is not known:

@@ -156,6 +156,30 @@ def test_large_requests_wait_while_unsent_responses_fill_the_memory() -> None:
     run(scenario())
 
 
+def test_a_large_request_that_is_cancelled_while_it_waits_for_memory_is_removed() -> None:
+    async def scenario() -> None:
+        memory = MemoryPool(asyncio.get_running_loop(), 1000)
+        greedy = MemoryAccount(Silent())
+        memory.set_unsent(greedy, 900)
+        queue = LargeRequestQueue(memory)
+        cancelled = asyncio.create_task(RequestSlices(queue).run(iter_to(1000)))
+        slices = RequestSlices(queue)
+        following = asyncio.create_task(slices.run(iter_to(1000)))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        cancelled.cancel()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(memory.delayed) == 1
+        memory.set_unsent(greedy, 0)
+        assert await following == 1000
+        assert not memory.delayed
+        slices.end()
+        memory.close()
+
+    run(scenario())
+
+
 class Silent(MemoryHolder):
     """A client that does not read its response."""
 

@@ -29,7 +29,7 @@ class Responder(FrameHandler):
         if data[start] == SMALL:
             connection.respond_now(b"small")
             return True
-        if not connection.memory.can_respond(connection.account):
+        if not connection.memory.can_respond(connection):
             return False
         connection.respond_now(bytes(RESPONSE_BYTES))
         return True

@@ -96,11 +96,7 @@ class KafkaApis(FrameHandler):
             self.fetches.complete_follower_fetch(connection)
         if connection.has_pending_responses and (api_key != PRODUCE or connection.is_blocked):
             return False
-        if (
-            end - start > EXEMPT_BYTES
-            and api_key <= FETCH
-            and not connection.memory.can_respond(connection.account)
-        ):
+        if end - start > EXEMPT_BYTES and api_key <= FETCH and not connection.memory.can_respond(connection):
             return False
         version = read_i16_be(data, start + 2)
         if is_compiled(api_key, version):

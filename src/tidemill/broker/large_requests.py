@@ -25,7 +25,7 @@ from typing import Final, TypeVar
 
 from tidemill.broker.gc_pause import GcPause
 from tidemill.model.event_loop_slices import ITEMS_PER_SLICE, run_in_slices, slices_of
-from tidemill.net.memory_pool import MemoryAccount, MemoryHolder, MemoryPool
+from tidemill.net.memory_pool import MemoryPool, MemoryWaiter
 
 REQUEST_SLICE_S: Final = 0.002
 """The longest slice of a request. A slice ends after the current item."""
@@ -38,11 +38,10 @@ Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
 
 
-class ResponseMemory(MemoryHolder):
+class ResponseMemory(MemoryWaiter):
     """Waits until the memory pool has memory for a response."""
 
     def __init__(self) -> None:
-        self.account = MemoryAccount(self)
         self.is_available = asyncio.Event()
 
     def resume_frames(self) -> None:
@@ -78,11 +77,11 @@ class LargeRequestQueue:
     async def _wait_for_memory(self, memory: MemoryPool, slices: RequestSlices) -> None:
         response = ResponseMemory()
         try:
-            while not memory.can_respond(response.account):
+            while not memory.can_respond(response):
                 response.is_available.clear()
                 await response.is_available.wait()
         except asyncio.CancelledError:
-            memory.remove(response.account)
+            memory.stop_waiting(response)
             self.leave(slices)
             raise
 

@@ -38,8 +38,17 @@ PROGRESS_BYTES: Final = 64 * 1024
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class MemoryHolder:
-    """The owner of an account: a connection, or a request that waits for memory."""
+class MemoryWaiter:
+    """A connection or a large request, which waits for the memory of a response."""
+
+    def resume_frames(self) -> None:
+        """There is memory for a large response again."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class MemoryHolder(MemoryWaiter):
+    """The owner of an account: a connection."""
 
     def missing_bytes(self) -> i64:
         """The number of bytes that its partial frame lacks; 0 without a partial frame."""
@@ -51,10 +60,6 @@ class MemoryHolder:
 
     def resume_reading(self) -> None:
         """May read again."""
-        raise NotImplementedError
-
-    def resume_frames(self) -> None:
-        """There is memory for a large response again."""
         raise NotImplementedError
 
     def close(self, reason: str) -> None:
@@ -96,8 +101,8 @@ class MemoryPool:
         """The bytes of responses that clients have not read; part of the total."""
         self.large_unsent: dict[MemoryAccount, None] = {}
         """Accounts with more than :data:`EXEMPT_BYTES` of them, in the order in which they exceeded it."""
-        self.delayed: dict[MemoryAccount, None] = {}
-        """Accounts whose next request waits for memory for its response, in order."""
+        self.delayed: dict[MemoryWaiter, None] = {}
+        """Connections whose next request waits for memory for its response, and large requests, in order."""
         self.holders: i64 = 0
         """The number of accounts with counted bytes."""
         self.waiting: dict[MemoryAccount, None] = {}
@@ -121,13 +126,17 @@ class MemoryPool:
         """Whether the limit is exceeded: responses are then created only for clients that read them."""
         return self.total > self.bytes_max
 
-    def can_respond(self, account: MemoryAccount) -> bool:
-        """Whether ``account`` may handle a request with a large response; else it is notified later."""
+    def can_respond(self, waiter: MemoryWaiter) -> bool:
+        """Whether ``waiter`` may handle a request with a large response; else it is notified later."""
         if self.unsent <= self.bytes_max >> 1:
             return True
-        self.delayed[account] = None
+        self.delayed[waiter] = None
         self._arm()
         return False
+
+    def stop_waiting(self, waiter: MemoryWaiter) -> None:
+        """Cancels the notification of ``waiter``."""
+        self.delayed.pop(waiter, None)
 
     def set_unsent(self, account: MemoryAccount, unsent: i64) -> None:
         """Sets the number of bytes of ``account`` that are unsent responses."""
@@ -145,7 +154,7 @@ class MemoryPool:
             self.delayed.clear()
             for one in waiting:
                 # Each checks again: the first of them may use all free memory.
-                one.owner.resume_frames()
+                one.resume_frames()
 
     def _close_slow_readers(self) -> None:
         """Closes connections that read almost nothing while others wait for memory."""
@@ -201,7 +210,7 @@ class MemoryPool:
     def remove(self, account: MemoryAccount) -> None:
         """Removes the account of a closed connection."""
         self.waiting.pop(account, None)
-        self.delayed.pop(account, None)
+        self.stop_waiting(account.owner)
         if self.selected is account:
             self.selected = None
         self.set_unsent(account, 0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections import deque
+from collections import OrderedDict
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -56,7 +56,7 @@ class LargeRequestQueue:
         self._current: RequestSlices | None = None
         self._gc_pause = GcPause()
         """Begins when the current request may build its objects, and ends when the request leaves."""
-        self._waiting: deque[tuple[RequestSlices, asyncio.Future[None]]] = deque()
+        self._waiting: OrderedDict[RequestSlices, asyncio.Future[None]] = OrderedDict()
 
     async def enter(self, slices: RequestSlices) -> None:
         """Appends a request. Returns when it is the current one, and memory for a response is available."""
@@ -64,7 +64,7 @@ class LargeRequestQueue:
             self._current = slices
         else:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((slices, future))
+            self._waiting[slices] = future
             try:
                 await future
             except asyncio.CancelledError:
@@ -88,12 +88,12 @@ class LargeRequestQueue:
     def leave(self, slices: RequestSlices) -> None:
         """Makes the next request the current one, if ``slices`` was."""
         if self._current is not slices:
-            self._waiting = deque([one for one in self._waiting if one[0] is not slices])
+            self._waiting.pop(slices, None)
             return
         self._gc_pause.end()
         self._current = None
         while self._waiting and self._current is None:
-            following, future = self._waiting.popleft()
+            following, future = self._waiting.popitem(last=False)
             if not future.done():
                 self._current = following
                 future.set_result(None)

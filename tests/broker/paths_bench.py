@@ -158,7 +158,7 @@ class Bench:
         self.manager.write_back.listeners.append(self.produces.set_congested)
         self.tasks = TaskSet(self.loop)
         large = LargeFetches(LargeRequestQueue(self.memory), self.tasks)
-        self.sessions = FetchSessions(self.clock, sessions_max, large)
+        self.sessions = FetchSessions(self.clock, sessions_max, large.end_session)
         aborted = AbortedTransactions(self.logs.files)
         reader = FetchReader(
             topics,

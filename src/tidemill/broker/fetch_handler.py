@@ -38,7 +38,7 @@ from tidemill.broker.fetch_reader import (
     ALL_FORMATS_FROM,
     FetchReader,
 )
-from tidemill.broker.fetch_session import FetchSessions, LargeSessionHandler
+from tidemill.broker.fetch_session import FetchSessions
 from tidemill.model.errors import KafkaError, ProtocolError
 from tidemill.model.system_interfaces import EventLoop
 from tidemill.net.connection import Connection
@@ -74,7 +74,7 @@ class DownConverter:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class LargeFetchHandler(LargeSessionHandler):
+class LargeFetchHandler:
     """Handles fetches of many partitions in slices."""
 
     def handle(

@@ -13,9 +13,10 @@ partition stays changed until the client has everything of it, also if it did no
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Final
 
-from mypy_extensions import i16, i32, i64, mypyc_attr
+from mypy_extensions import i16, i32, i64
 
 from tidemill.broker.fetch_partition_data import FetchPartitionData
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -291,8 +292,9 @@ class FetchSession:
         self.ended = True
         if self.waiters:
             return
-        if len(self.partitions) > END_AT_ONCE_MAX and self.owner.large is not None:
-            self.owner.large.end_session(self)
+        end_large = self.owner.end_large
+        if len(self.partitions) > END_AT_ONCE_MAX and end_large is not None:
+            end_large(self)
         else:
             self.drop_some(len(self.partitions))
 
@@ -337,25 +339,19 @@ class FetchSession:
         return found[begin:end]
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
-class LargeSessionHandler:
-    """Removes the partitions of large sessions in slices."""
-
-    def end_session(self, session: FetchSession) -> None:
-        """Calls :meth:`FetchSession.drop_some` until it returns True."""
-        raise NotImplementedError
-
-
 class FetchSessions:
     """The sessions of the broker, at most ``sessions_max``.
 
     A new session may replace the least recently used one, after :data:`EVICT_AFTER_MS` without a fetch.
     """
 
-    def __init__(self, clock: Clock, sessions_max: int, large: LargeSessionHandler | None = None) -> None:
+    def __init__(
+        self, clock: Clock, sessions_max: int, end_large: Callable[[FetchSession], None] | None = None
+    ) -> None:
         self.clock = clock
         self.sessions_max = sessions_max
-        self.large = large
+        self.end_large = end_large
+        """Calls :meth:`FetchSession.drop_some` in slices until it returns True."""
         self.sessions: dict[int, FetchSession] = {}
         self.partition_count: i64 = 0
         """The partitions of all sessions, kept by :meth:`FetchSession.update` and :meth:`remove`."""

@@ -297,7 +297,7 @@ class BrokerServer:
         self.dispatch = HandlerDispatch(broker, self.loop, self._readers, self.memory)
         large_fetches = LargeFetches(self.dispatch.queue, self.dispatch.tasks)
         self.sessions = FetchSessions(
-            broker.clock, config.int("max.incremental.fetch.session.cache.slots"), large_fetches
+            broker.clock, config.int("max.incremental.fetch.session.cache.slots"), large_fetches.end_session
         )
         reader = FetchReader(
             topics,

@@ -238,14 +238,16 @@ class FetchReader:
     def throttles(self, request: FetchRequest, results: LogReadResults, partition: WatchedPartition) -> bool:
         """Whether the replication quota withholds the partition from this follower (KIP-73)."""
         quota = self.quota
-        if quota is None or not quota.is_set:
-            return False
-        if not partition.is_throttled(
-            quota, request.replica_id, self._clock.monotonic_ms(), self._loop.time()
-        ):
-            return False
-        results.is_throttled = True
-        return True
+        is_throttled = (
+            quota is not None
+            and quota.is_set
+            and partition.is_throttled(
+                quota, request.replica_id, self._clock.monotonic_ms(), self._loop.time()
+            )
+        )
+        if is_throttled:
+            results.is_throttled = True
+        return is_throttled
 
     def _has_stale_epoch(self, request: FetchRequest) -> bool:
         """Whether the follower has registered again since it sent ``request``."""

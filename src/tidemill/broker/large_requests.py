@@ -175,7 +175,7 @@ class RequestSlices:
 
         Continues the current slice if ``work`` finished without waiting.
         """
-        self._leave()
+        self.end()
         self._has_waited = False
         note = asyncio.get_running_loop().call_soon(self._note_waited)
         result = await work
@@ -201,13 +201,8 @@ class RequestSlices:
         self._until = self._now() + REQUEST_SLICE_S
         self._clock_reads = 0
 
-    def _leave(self) -> None:
-        if self._is_in_queue and self._queue is not None:
-            self._is_in_queue = False
-            self._queue.leave(self)
-
     def end(self) -> None:
-        """Leaves the queue after the response."""
+        """Leaves the queue: after the response, or while the request waits for other operations."""
         self._is_in_queue = False
         if self._queue is not None:
             self._queue.leave(self)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tidemill.replication.follower_replicas import UNKNOWN, FollowerReplicas
+from tidemill.model.types import NO_OFFSET
+from tidemill.replication.follower_replicas import NEVER_MS, NO_BROKER_EPOCH, FollowerReplicas
 from tidemill.replication.isr_state import IsrState
 
 LAG_MS = 100
@@ -23,9 +24,9 @@ def change(replicas: FollowerReplicas, isr: tuple[int, ...], assigned: tuple[int
 
 def test_the_high_watermark_is_the_least_offset_of_the_in_sync_replicas() -> None:
     replicas = led()
-    assert replicas.high_watermark(10, 0) == UNKNOWN
+    assert replicas.high_watermark(10, 0) == NO_OFFSET
     assert replicas.fetched(2, 8, 0, 10, 1)
-    assert replicas.high_watermark(10, 1) == UNKNOWN
+    assert replicas.high_watermark(10, 1) == NO_OFFSET
     assert replicas.fetched(3, 5, 0, 10, 1)
     assert replicas.high_watermark(10, 1) == 5
     assert replicas.fetched(3, 10, 0, 10, 2)
@@ -85,20 +86,20 @@ def test_a_follower_lags_after_the_maximum_lag_time() -> None:
 
 def test_fetches_of_a_former_broker_epoch_are_ignored() -> None:
     replicas = led(isr=(1, 2))
-    assert replicas.epoch_of(3) == UNKNOWN
+    assert replicas.epoch_of(3) == NO_BROKER_EPOCH
     assert replicas.fetched(3, 10, 0, 10, 1, 5)
     assert replicas.can_join_isr(3, 10, 0, 0)
     assert replicas.fetched(3, 4, 0, 10, 2, 9)
     assert not replicas.fetched(3, 10, 0, 10, 3, 5)
     replicas.fetch_repeated(3, 3, 5)
     follower = replicas.followers[3]
-    assert (follower.end_offset, follower.caught_up_ms, replicas.epoch_of(3)) == (4, UNKNOWN, 9)
+    assert (follower.end_offset, follower.caught_up_ms, replicas.epoch_of(3)) == (4, NEVER_MS, 9)
     assert not replicas.can_join_isr(3, 10, 0, 0)
     # A broker may register again while its process is running. A fetch without broker epoch is accepted.
     assert replicas.fetched(3, 10, 0, 10, 4, 11)
     assert replicas.fetched(3, 9, 0, 10, 5)
-    assert replicas.epoch_of(3) == UNKNOWN
-    assert (replicas.epoch_of(1), replicas.epoch_of(9)) == (UNKNOWN, UNKNOWN)
+    assert replicas.epoch_of(3) == NO_BROKER_EPOCH
+    assert (replicas.epoch_of(1), replicas.epoch_of(9)) == (NO_BROKER_EPOCH, NO_BROKER_EPOCH)
 
 
 def test_a_replica_that_returns_with_fewer_records_is_not_caught_up() -> None:
@@ -119,7 +120,7 @@ def test_a_replica_removed_from_the_isr_keeps_its_broker_epoch() -> None:
     replicas = led()
     replicas.fetched(3, 10, 0, 10, 0, 9)
     change(replicas, (1, 2))
-    assert replicas.followers[3].end_offset == UNKNOWN
+    assert replicas.followers[3].end_offset == NO_OFFSET
     assert not replicas.fetched(3, 10, 0, 10, 1, 5)
     replicas.fetched(3, 10, 0, 10, 1, 9)
     assert replicas.broker_failed(3)
@@ -174,9 +175,9 @@ def test_replicas_are_added_and_removed() -> None:
 
 def test_the_log_start_offset_is_the_least_of_all_live_replicas() -> None:
     replicas = led(isr=(1, 2))
-    assert replicas.start_offset(5, {1, 2, 3}.__contains__) == UNKNOWN
+    assert replicas.start_offset(5, {1, 2, 3}.__contains__) == NO_OFFSET
     replicas.fetched(2, 10, 3, 10, 0)
-    assert replicas.start_offset(5, {1, 2, 3}.__contains__) == UNKNOWN
+    assert replicas.start_offset(5, {1, 2, 3}.__contains__) == NO_OFFSET
     assert replicas.start_offset(5, {1, 2}.__contains__) == 3
     replicas.fetched(3, 10, 2, 10, 0)
     assert replicas.start_offset(5, {1, 2, 3}.__contains__) == 2

@@ -25,7 +25,7 @@ _KINDS = {
     3: EventKind.DATA_CHANGED,
     4: EventKind.CHILDREN_CHANGED,
 }
-_UNKNOWN = 0
+_UNKNOWN_CREATION_ID = 0
 """Takes the place of a creation id where the server (before 3.9) does not report the transaction that created
 the node."""
 
@@ -132,7 +132,7 @@ class Watches:
         kind = _KINDS.get(number)
         if watched is None or kind is None:
             return
-        watched.seen = after(watched.seen, kind, max(transaction_id, _UNKNOWN))
+        watched.seen = after(watched.seen, kind, max(transaction_id, _UNKNOWN_CREATION_ID))
         if kind is EventKind.CREATED and transaction_id <= 0:
             self._calls.submit_internal(
                 Exists(self._full(path), None), lambda stat: self._record_state(path, stat)

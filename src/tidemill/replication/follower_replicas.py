@@ -23,9 +23,13 @@ from typing import Final
 
 from mypy_extensions import i32, i64
 
+from tidemill.model.types import NO_OFFSET
 from tidemill.replication.isr_state import IsrState
 
-UNKNOWN: Final[i64] = -1
+NO_BROKER_EPOCH: Final[i64] = -1
+"""The epoch of a follower that has not fetched, or sends no broker epoch (Fetch before version 15)."""
+NEVER_MS: Final[i64] = -1
+"""The time of an event that has not occurred."""
 
 
 class Follower:
@@ -33,20 +37,20 @@ class Follower:
 
     def __init__(self, broker_id: i32) -> None:
         self.broker_id: i32 = broker_id
-        self.epoch: i64 = UNKNOWN
+        self.epoch: i64 = NO_BROKER_EPOCH
         """The broker epoch of its last fetch; -1 before that, or if it sends none."""
-        self.end_offset: i64 = UNKNOWN
+        self.end_offset: i64 = NO_OFFSET
         """Its log end offset; -1 before its first fetch in this epoch."""
-        self.known_end: i64 = UNKNOWN
+        self.known_end: i64 = NO_OFFSET
         """Its last known log end offset, in an earlier leader epoch or process; -1: unknown.
 
         Only for metrics.
         """
-        self.start_offset: i64 = UNKNOWN
-        self.caught_up_ms: i64 = UNKNOWN
+        self.start_offset: i64 = NO_OFFSET
+        self.caught_up_ms: i64 = NEVER_MS
         """When it last had the log end offset of the leader."""
-        self._fetched_ms: i64 = UNKNOWN
-        self._leader_end: i64 = UNKNOWN
+        self._fetched_ms: i64 = NEVER_MS
+        self._leader_end: i64 = NO_OFFSET
 
     def fetched(self, offset: i64, start_offset: i64, leader_end: i64, now_ms: i64) -> None:
         """Updates the state for a fetch at ``offset``, when the leader's log ended at ``leader_end``.
@@ -76,10 +80,10 @@ class Follower:
     def forget(self) -> None:
         """Resets the state."""
         self.known_end = self.last_end()
-        self.end_offset = UNKNOWN
-        self.caught_up_ms = UNKNOWN
-        self._fetched_ms = UNKNOWN
-        self._leader_end = UNKNOWN
+        self.end_offset = NO_OFFSET
+        self.caught_up_ms = NEVER_MS
+        self._fetched_ms = NEVER_MS
+        self._leader_end = NO_OFFSET
 
     def last_end(self) -> i64:
         """Its last known log end offset; -1: unknown."""
@@ -146,7 +150,13 @@ class FollowerReplicas:
                 follower.epoch = known.epoch
 
     def fetched(
-        self, broker: i32, offset: i64, start_offset: i64, leader_end: i64, now_ms: i64, epoch: i64 = UNKNOWN
+        self,
+        broker: i32,
+        offset: i64,
+        start_offset: i64,
+        leader_end: i64,
+        now_ms: i64,
+        epoch: i64 = NO_BROKER_EPOCH,
     ) -> bool:
         """Records a fetch. Returns whether ``broker`` is a follower and has no later ``epoch``.
 
@@ -163,7 +173,7 @@ class FollowerReplicas:
         follower.fetched(offset, start_offset, leader_end, now_ms)
         return True
 
-    def fetch_repeated(self, broker: i32, now_ms: i64, epoch: i64 = UNKNOWN) -> None:
+    def fetch_repeated(self, broker: i32, now_ms: i64, epoch: i64 = NO_BROKER_EPOCH) -> None:
         """Records that ``broker`` repeated its fetch, last at ``now_ms``."""
         follower = self.followers.get(int(broker))
         if follower is not None and not 0 <= epoch < follower.epoch:
@@ -172,7 +182,7 @@ class FollowerReplicas:
     def epoch_of(self, broker: i32) -> i64:
         """The broker epoch of a follower's last fetch; -1 if unknown."""
         follower = self.followers.get(int(broker))
-        return UNKNOWN if follower is None else follower.epoch
+        return NO_BROKER_EPOCH if follower is None else follower.epoch
 
     def broker_failed(self, broker: i32) -> bool:
         """Records the failure of a broker. Returns whether commits stop waiting for it.
@@ -253,7 +263,7 @@ class FollowerReplicas:
     def set_known_ends(self, known_ends: dict[int, int], high_watermark: i64) -> None:
         """Sets the last known log end offsets; in-sync followers have all committed records."""
         for broker, follower in self.followers.items():
-            known: i64 = known_ends.get(broker, UNKNOWN)
+            known: i64 = known_ends.get(broker, NO_OFFSET)
             is_in_sync = broker in self.isr_state.isr
             follower.known_end = high_watermark if is_in_sync and known < high_watermark else known
 

@@ -20,11 +20,12 @@ from tidemill.log.log_segment import LogRange
 from tidemill.model.effective_min_isr import effective_min_isr
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.system_interfaces import File
+from tidemill.model.types import NO_OFFSET
 from tidemill.records.batch import Batch
 from tidemill.records.batch_validation import RecordLimits
 from tidemill.records.message_set import MessageSet
 from tidemill.replication.delayed_operations import DelayedOperations, OffsetWaiter, WatchedPartition
-from tidemill.replication.follower_replicas import UNKNOWN, FollowerReplicas
+from tidemill.replication.follower_replicas import NO_BROKER_EPOCH, FollowerReplicas
 from tidemill.replication.isr_state import IsrState, PendingIsr
 from tidemill.replication.message_format import TopicMessageFormat
 from tidemill.replication.read_limits import ReadLimits
@@ -84,8 +85,6 @@ class PartitionEvents:
 DIVERGED: Final = "the leader has other records at these offsets, or none"
 END_OF_DATA: Final[i64] = -1
 """A value of ``position_end``."""
-NO_BROKER_EPOCH: Final[i64] = -1
-"""The epoch of a follower that sends no broker epoch (Fetch before version 15)."""
 WRITE_BACK_BYTES: Final = 16 * 1024 * 1024
 """The number of appended bytes after which their write-back is started."""
 
@@ -399,7 +398,7 @@ class Partition(WatchedPartition):
         """The last known log end offset of each of ``replicas``."""
         known: dict[int, int] = {}
         for broker in replicas:
-            end: i64 = UNKNOWN
+            end: i64 = NO_OFFSET
             follower = None if self.replication is None else self.replication.followers.get(broker)
             if follower is not None:
                 end = follower.last_end()

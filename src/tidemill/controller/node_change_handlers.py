@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from tidemill.coordination.coordination_store import Event, Store, StoreError, StoreUnavailable, Watch
 from tidemill.coordination.encoding import NodeFormatError
+from tidemill.model.backoff import Backoff, retry
 from tidemill.model.errors import ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
@@ -74,13 +75,14 @@ class NodeChangeHandlers:
 
     async def _watch_all(self) -> None:
         for path in self._actions:
-            while True:
-                try:
-                    self._watches.append(await self._store.watch(path, self._node_changed))
-                    break
-                except StoreError as problem:
-                    logger.warning("could not watch %s, will retry: %s", path, problem)
-                    await asyncio.sleep(RETRY_S)
+            self._watches.append(await self._watch(path))
+
+    async def _watch(self, path: str) -> Watch:
+        def failed(problem: StoreError, pause_s: float) -> None:
+            logger.warning("could not watch %s, will retry: %s", path, problem)
+
+        backoff = Backoff(RETRY_S, RETRY_S)
+        return await retry(lambda: self._store.watch(path, self._node_changed), StoreError, backoff, failed)
 
     def _node_changed(self, event: Event) -> None:
         if event.path in self._actions:

@@ -114,21 +114,20 @@ class UncleanRecovery:
         try:
             while requested := self._recoverable_partitions():
                 try:
-                    if not await self._recover(requested):
-                        await asyncio.sleep(RETRY_S)
+                    if await self._recover(requested):
+                        continue
                 except (KafkaError, StoreError) as problem:
                     logger.warning(
                         "leaderless partitions could not be recovered, will retry in %g s: %s",
                         RETRY_S,
                         problem,
                     )
-                    await asyncio.sleep(RETRY_S)
                 except Exception:
                     # An internal error. Without this handler, these partitions would never get a leader.
                     logger.exception(
                         "leaderless partitions could not be recovered, will retry in %g s", RETRY_S
                     )
-                    await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(RETRY_S)
         finally:
             if self._task is asyncio.current_task():
                 self._task = None

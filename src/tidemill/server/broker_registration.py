@@ -226,14 +226,13 @@ class BrokerRegistrationManager:
                 if self._reregistration is not asyncio.current_task():
                     return
                 logger.error("the registration failed, and is retried in %g s: %s", RETRY_S, error)
-                await asyncio.sleep(RETRY_S)
             except Exception:
                 # A bug of this program is retried too: without registration the broker leads nothing.
                 logger.exception("the registration failed, and is retried in %g s", RETRY_S)
-                await asyncio.sleep(RETRY_S)
             else:
                 logger.info("the broker is registered again")
                 return
+            await asyncio.sleep(RETRY_S)
 
     async def leave(self) -> None:
         """Cancels all tasks. The nodes disappear with the session, and are not created again."""

@@ -60,30 +60,19 @@ class LargeRequestQueue:
 
     async def enter(self, slices: RequestSlices) -> None:
         """Appends a request. Returns when it is the current one, and memory for a response is available."""
-        if self._current is None and not self._waiting:
-            self._current = slices
-        else:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting[slices] = future
-            try:
-                await future
-            except asyncio.CancelledError:
-                self.leave(slices)
-                raise
-        if self.memory is not None:
-            await self._wait_for_memory(self.memory, slices)
-        self._gc_pause.begin()
-
-    async def _wait_for_memory(self, memory: MemoryPool, slices: RequestSlices) -> None:
-        response = ResponseMemory()
         try:
-            while not memory.can_respond(response):
-                response.is_available.clear()
-                await response.is_available.wait()
+            if self._current is None and not self._waiting:
+                self._current = slices
+            else:
+                future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._waiting[slices] = future
+                await future
+            if self.memory is not None:
+                await _wait_for_memory(self.memory)
         except asyncio.CancelledError:
-            memory.stop_waiting(response)
             self.leave(slices)
             raise
+        self._gc_pause.begin()
 
     def leave(self, slices: RequestSlices) -> None:
         """Makes the next request the current one, if ``slices`` was."""
@@ -97,6 +86,16 @@ class LargeRequestQueue:
             if not future.done():
                 self._current = following
                 future.set_result(None)
+
+
+async def _wait_for_memory(memory: MemoryPool) -> None:
+    response = ResponseMemory()
+    try:
+        while not memory.can_respond(response):
+            response.is_available.clear()
+            await response.is_available.wait()
+    finally:
+        memory.stop_waiting(response)
 
 
 class RequestSlices:

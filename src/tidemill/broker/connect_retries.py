@@ -34,23 +34,22 @@ async def connect_with_retries(
     """
     was_broken = False
     while True:
+        pause_s = RETRY_S
         try:
             return await connect()
         except LinkRefused:
             refused += 1
             if refused == REFUSALS_OF_ENDED_BROKER:
                 on_ended()
-            await asyncio.sleep(REFUSED_RETRY_S if refused < REFUSALS_OF_ENDED_BROKER else RETRY_S)
-            continue
+            pause_s = REFUSED_RETRY_S if refused < REFUSALS_OF_ENDED_BROKER else RETRY_S
         except LinkError as problem:
             logger.log(logging.INFO if is_stopping() else logging.WARNING, "%s; trying again", problem)
+            refused = 0
             if isinstance(problem, LinkBroken) and not was_broken:
                 # The process is ending: the system closes its listening socket just after its connections.
                 was_broken = True
-                refused = 0
-                await asyncio.sleep(REFUSED_RETRY_S)
-                continue
+                pause_s = REFUSED_RETRY_S
         except Exception:
             logger.exception("connecting to a broker failed; trying again")
-        refused = 0
-        await asyncio.sleep(RETRY_S)
+            refused = 0
+        await asyncio.sleep(pause_s)

@@ -183,8 +183,6 @@ class HandlerDispatch(ApiRequestHandler):
             parts: list[ResponsePart] = (
                 [response] if isinstance(response, bytes) else await self._encoded(context, response)
             )
-        except asyncio.CancelledError:
-            raise
         except ProtocolError as problem:
             connection.close(str(problem))
         except StoreUnavailable as problem:

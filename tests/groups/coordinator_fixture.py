@@ -91,6 +91,7 @@ class MemoryLog:
         self.batches: dict[int, list[bytes]] = {}
         self.errors: list[BaseException] = []
         self.read_errors: list[BaseException] = []
+        self.reads = 0
         self.gate = asyncio.Event()
         self.gate.set()
         self.reading = asyncio.Event()
@@ -103,6 +104,7 @@ class MemoryLog:
         await self.gate.wait()
 
     async def read(self, partition: int) -> AsyncIterator[bytes]:
+        self.reads += 1
         await self.reading.wait()
         if self.read_errors:
             raise self.read_errors.pop(0)

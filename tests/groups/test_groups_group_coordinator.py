@@ -215,14 +215,61 @@ async def test_requests_fail_with_load_in_progress_during_the_load() -> None:
         assert await service.fetch("g") == (ErrorCode.NONE, {})
 
 
-async def test_retries_a_failed_load() -> None:
+async def test_retries_a_failed_load_after_growing_pauses(caplog: pytest.LogCaptureFixture) -> None:
     async with CoordinatorFixture(lead=False) as fixture:
-        fixture.log.read_errors = [OSError("disk")]
+        fixture.log.read_errors = [OSError("disk"), OSError("disk"), OSError("disk")]
         fixture.service.become_leader(fixture.partition(), 1)
         await turns()
-        assert (await fixture.service.fetch("g"))[0] is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        await fixture.time.advance(1_010)
+        attempts = []
+        for _ in range(7):
+            attempts.append(fixture.log.reads)
+            assert (await fixture.service.fetch("g"))[0] is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            await fixture.time.advance(1_010)
+        assert attempts == [1, 2, 2, 3, 3, 3, 3]
         assert (await fixture.service.fetch("g"))[0] is ErrorCode.NONE
+        errors = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert len(errors) == 1
+        assert "could not be read" in errors[0].getMessage()
+
+
+async def test_a_record_that_cannot_be_replayed_ends_the_load(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    replay = GroupMetadataManager.replay
+    poisoned = ["b"]
+
+    def failing(manager: GroupMetadataManager, record: OffsetsRecord, now: Now) -> None:
+        if isinstance(record, OffsetRecord) and record.topic in poisoned:
+            raise RuntimeError("a defect")
+        replay(manager, record, now)
+
+    log = MemoryLog()
+    builder = BatchBuilder()
+    for topic in ("a", "b", "c"):
+        record = OffsetRecord("g", topic, 0, CommittedOffset(5, -1, "", 0))
+        builder.append(0, record.key_bytes(), record.value_bytes())
+    monkeypatch.setattr(GroupMetadataManager, "replay", failing)
+    async with CoordinatorFixture(log, lead=False) as fixture:
+        service, partition = fixture.service, fixture.partition()
+        log.batches[partition] = [builder.build()]
+        service.become_leader(partition, 1)
+        await fixture.time.advance(600_000)
+        assert log.reads == 1
+        assert await service.fetch("g") == (ErrorCode.NOT_COORDINATOR, {})
+        assert service.list_groups() == (ErrorCode.NONE, [])
+        (error,) = (record.getMessage() for record in caplog.records if record.levelname == "ERROR")
+        assert f"__consumer_offsets-{partition}" in error
+        assert "offset 1 " in error
+        assert "tidemill log dump" in error
+        service.become_leader(partition, 1)
+        service.topics_deleted({"c": ZERO_ID})
+        await turns()
+        assert log.reads == 1
+        poisoned.clear()
+        service.become_leader(partition, 2)
+        await turns()
+        found, offsets = await service.fetch("g")
+        assert (found, sorted(offsets)) == (ErrorCode.NONE, ["a", "b"])
 
 
 async def test_a_stopping_broker_delays_offset_fetch_for_a_moved_group() -> None:

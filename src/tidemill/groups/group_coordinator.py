@@ -3,6 +3,9 @@
 Request handlers call :class:`GroupCoordinator`. A request for a partition that is being loaded fails with
 COORDINATOR_LOAD_IN_PROGRESS, a request for a partition that another broker leads with NOT_COORDINATOR. Idle
 groups cost no CPU time: timers share one heap, and a heartbeat sets no timer.
+
+A partition that cannot be read is read again after a growing pause. A partition that cannot be replayed fails
+its requests with NOT_COORDINATOR until its next leader election, as in Kafka's ``CoordinatorRuntime``.
 """
 
 from __future__ import annotations
@@ -31,8 +34,13 @@ from tidemill.groups.coordinator_effects import (
 from tidemill.groups.coordinator_interfaces import CoordinatorEndpoint, OffsetsLog, OffsetsTopic
 from tidemill.groups.coordinator_partition import partition_for
 from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
-from tidemill.groups.group_coordinator_shard import GroupCoordinatorShard, failed_commit
-from tidemill.groups.group_metadata import GroupState
+from tidemill.groups.group_coordinator_shard import (
+    LOAD_RETRY_S,
+    LOAD_RETRY_S_MAX,
+    GroupCoordinatorShard,
+    failed_commit,
+)
+from tidemill.groups.group_metadata import GroupState, ReplayError
 from tidemill.groups.offset_records import CommittedOffset
 from tidemill.groups.pending_joins import PendingJoins
 from tidemill.groups.timers import (
@@ -54,7 +62,6 @@ logger = logging.getLogger("tidemill.groups")
 
 LOAD_SLICE_RECORDS: Final = 500
 """Records that are replayed before other tasks get the event loop: about two milliseconds."""
-LOAD_RETRY_MS: Final = 1_000
 EXPIRE_SLICE_GROUPS: Final = 200
 RESPONSE_DELAY_MS: Final = 3_000
 """The time by which a stopping broker delays the response to an OffsetFetch for a group that moved. The
@@ -137,7 +144,11 @@ class GroupCoordinator:
         """Starts to load the partition of ``__consumer_offsets`` that this broker leads from ``epoch`` on."""
         shard = self._shards.get(partition)
         if shard is not None:
+            is_elected_again = epoch > shard.epoch
             shard.epoch = max(shard.epoch, epoch)
+            if is_elected_again and shard.has_failed:
+                shard.load_again()
+                self._start_load(shard, None)
         else:
             self._add_shard(partition, epoch, None)
 
@@ -164,6 +175,9 @@ class GroupCoordinator:
         )
         self._shards[partition] = shard
         self._by_number[shard.number] = shard
+        self._start_load(shard, former)
+
+    def _start_load(self, shard: GroupCoordinatorShard, former: GroupCoordinatorShard | None) -> None:
         self._loads.track(self._tasks.start(self._load(shard, former)))
 
     async def wait_loaded(self, timeout_s: float) -> None:
@@ -203,22 +217,9 @@ class GroupCoordinator:
                         await asyncio.sleep(0)
                         if shard.is_closed:
                             return
-        except asyncio.CancelledError:
-            raise
-        except Exception as problem:
+        except Exception as problem:  # noqa: BLE001 - logged
             if not shard.is_closed:
-                # Storage errors and a removed partition are KafkaErrors. Other exceptions are bugs.
-                is_bug = not isinstance(problem, KafkaError)
-                logger.error(
-                    "%s-%d could not be loaded; retrying in %d ms: %s",
-                    OFFSETS_TOPIC,
-                    shard.partition,
-                    LOAD_RETRY_MS,
-                    problem,
-                    exc_info=problem if is_bug else None,
-                )
-                key = ShardTimerKey(shard.number, ShardTimer.LOAD)
-                self._timers.set(key, self._timers.now_ms() + LOAD_RETRY_MS)
+                self._load_failed(shard, problem)
             return
         if shard.is_closed:
             return
@@ -232,6 +233,37 @@ class GroupCoordinator:
             loader.records,
             self._timers.now_ms() - started_ms,
         )
+
+    def _load_failed(self, shard: GroupCoordinatorShard, problem: Exception) -> None:
+        """Ends the load after a failed replay; otherwise reads the log again after a growing pause.
+
+        Only the first of several failures is an error in the log.
+        """
+        if isinstance(problem, ReplayError):
+            # The next attempt would read the same records.
+            shard.fail()
+            logger.error(
+                "%s-%d could not be loaded, and its groups are unavailable until its next leader election:"
+                " %s; see the record with 'tidemill log dump'",
+                OFFSETS_TOPIC,
+                shard.partition,
+                problem,
+                exc_info=problem,
+            )
+            return
+        pause_s = shard.load_backoff.next_s()
+        logger.log(
+            logging.ERROR if pause_s == LOAD_RETRY_S else logging.DEBUG,
+            "%s-%d could not be read; retrying after pauses of up to %d s until it is loaded: %s",
+            OFFSETS_TOPIC,
+            shard.partition,
+            LOAD_RETRY_S_MAX,
+            problem,
+            # Storage errors and a removed partition are KafkaErrors. Other exceptions are bugs.
+            exc_info=None if isinstance(problem, KafkaError) else problem,
+        )
+        key = ShardTimerKey(shard.number, ShardTimer.LOAD)
+        self._timers.set(key, self._timers.now_ms() + int(pause_s * 1_000))
 
     # Timers.
 
@@ -303,7 +335,7 @@ class GroupCoordinator:
 
     def _find(self, group_id: str) -> tuple[GroupCoordinatorShard | None, ErrorCode]:
         shard = self._shards.get(partition_for(group_id, self.topic.partition_count()))
-        if shard is None:
+        if shard is None or shard.has_failed:
             return None, ErrorCode.NOT_COORDINATOR
         if not shard.is_active:
             return None, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -457,7 +489,7 @@ class GroupCoordinator:
         for shard in self._shards.values():
             if shard.is_active:
                 groups.extend(shard.list_groups())
-            else:
+            elif not shard.has_failed:
                 error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return error, groups
 

@@ -48,6 +48,7 @@ from tidemill.groups.group_metadata_manager import GroupMetadataManager
 from tidemill.groups.offset_records import CommittedOffset, OffsetsRecord
 from tidemill.groups.pending_joins import PendingJoins
 from tidemill.groups.timers import CoordinatorTimerKey, ShardTimer, ShardTimerKey, Timers
+from tidemill.model.backoff import Backoff
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.transition_table import NONE, TransitionTable
 from tidemill.records.builder import BatchBuilder
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidemill.groups")
 
+LOAD_RETRY_S: Final = 1.0
+LOAD_RETRY_S_MAX: Final = 60.0
 BATCH_BYTES_MAX: Final = 512 * 1024
 """Records of several requests share a batch up to this size, well under the topic's max.message.bytes."""
 
@@ -83,18 +86,23 @@ LOADING: Final = 0
 ACTIVE: Final = 1
 CLOSED: Final = 2
 """Another broker leads the partition."""
+FAILED: Final = 3
+"""The log could not be replayed; the shard handles no requests until a broker is elected again."""
 
 ACTIVATE: Final = 0
 CLOSE: Final = 1
+FAIL: Final = 2
+LOAD_AGAIN: Final = 3
 
 TRANSITIONS: Final = TransitionTable(
     "shard",
-    ["LOADING", "ACTIVE", "CLOSED"],
-    ["ACTIVATE", "CLOSE"],
+    ["LOADING", "ACTIVE", "CLOSED", "FAILED"],
+    ["ACTIVATE", "CLOSE", "FAIL", "LOAD_AGAIN"],
     [
-        [ACTIVE, CLOSED],  # LOADING
-        [NONE, CLOSED],  # ACTIVE
-        [NONE, NONE],  # CLOSED
+        [ACTIVE, CLOSED, FAILED, NONE],  # LOADING
+        [NONE, CLOSED, NONE, NONE],  # ACTIVE
+        [NONE, NONE, NONE, NONE],  # CLOSED
+        [NONE, CLOSED, NONE, LOADING],  # FAILED
     ],
 )
 
@@ -145,6 +153,7 @@ class GroupCoordinatorShard:
         self.state: int = LOADING
         self.number = number
         """Distinguishes the shard's timers from those of an earlier shard for the same partition."""
+        self.load_backoff = Backoff(LOAD_RETRY_S, LOAD_RETRY_S_MAX)
         self._config = config
         self._state_machine = GroupMetadataManager(config)
         self._log = offsets_log
@@ -171,6 +180,11 @@ class GroupCoordinatorShard:
     def is_active(self) -> bool:
         """Whether the log is loaded, and this broker leads the partition."""
         return self.state == ACTIVE
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the log could not be replayed."""
+        return self.state == FAILED
 
     @property
     def is_closed(self) -> bool:
@@ -465,6 +479,16 @@ class GroupCoordinatorShard:
         self._state_machine = GroupMetadataManager(self._config)
         return OffsetsLoader(self._state_machine, self.partition, self._config.unpacked_bytes_max)
 
+    def fail(self) -> None:
+        """Drops all groups: the log cannot be replayed. Requests fail until :meth:`load_again`."""
+        self.state = TRANSITIONS.after(self.state, FAIL)
+        self._state_machine = GroupMetadataManager(self._config)
+
+    def load_again(self) -> None:
+        """Begins another load after :meth:`fail`."""
+        self.state = TRANSITIONS.after(self.state, LOAD_AGAIN)
+        self.load_backoff.reset()
+
     def activate(self) -> None:
         """Starts to handle requests, after the log was loaded."""
         self.state = TRANSITIONS.after(self.state, ACTIVATE)
@@ -477,7 +501,7 @@ class GroupCoordinatorShard:
 
     def topics_deleted(self, topics: Mapping[str, bytes]) -> None:
         """Removes the offsets of deleted topics, given as a map of name to id, once the log is loaded."""
-        if self.state == LOADING:
+        if not self.is_active:
             self._topics_deleted.append(topics)
         else:
             self._state_machine.topics_deleted(topics, self.now())

@@ -12,7 +12,6 @@ from tidemill.groups.group_metadata import (
     GroupInvariantError,
     GroupMetadata,
     GroupState,
-    subscription_topics,
 )
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
@@ -1082,24 +1081,6 @@ def test_allows_only_the_transitions_of_the_table(before: GroupState, event: int
     else:
         with pytest.raises(GroupInvariantError, match=f"group g: .* {before.value} cannot handle"):
             group.transition(event, 7)
-
-
-@pytest.mark.parametrize(
-    ("data", "topics"),
-    [
-        (bytes.fromhex("0000 00000002 0001 61 0002 6263 ffffffff"), ["a", "bc"]),
-        (bytes.fromhex("0003 00000000"), []),
-        (b"", None),
-        (bytes.fromhex("0000 7fffffff"), None),
-        (bytes.fromhex("0000 000186a0") + bytes(200_000), [""] * 100_000),
-        (bytes.fromhex("0000 000186a1") + bytes(200_002), None),
-        (bytes.fromhex("0000 00000001 0009 61"), None),
-        (bytes.fromhex("0000 00000001 ffff"), None),
-        (bytes.fromhex("0000 00000001 0001 ff"), None),
-    ],
-)
-def test_parses_subscriptions_of_all_versions(data: bytes, topics: list[str] | None) -> None:
-    assert subscription_topics(data) == topics
 
 
 def test_describe_groups_has_metadata_only_of_a_stable_group() -> None:

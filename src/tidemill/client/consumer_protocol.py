@@ -1,10 +1,7 @@
 """The consumer protocol: the subscriptions and assignments that members exchange through the coordinator.
 
-Both are messages of :mod:`tidemill.wire.messages.consumer_protocol` after an INT16 version. The eager sticky
-strategy keeps a member's former partitions in the subscription's user data, in a format of its own.
-
-A later version only appends fields, so that the known fields of an unknown version are read. Some clients
-announce a version and omit its fields (Sarama accepts that as well): the fields that they send are read.
+:mod:`tidemill.wire.consumer_protocol_codec` reads both. The eager sticky strategy keeps a member's former
+partitions in the subscription's user data, in a format of its own.
 
 Source: KIP-429, KIP-792, KIP-881; ``ConsumerProtocolSubscription.json``.
 """
@@ -13,21 +10,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
 
 from tidemill.client.assignors import Assignor, Member
 from tidemill.model.errors import ProtocolError
 from tidemill.model.types import TopicPartition
+from tidemill.wire import consumer_protocol_codec as codec
 from tidemill.wire.codec import decode_prefix, encode
+from tidemill.wire.consumer_protocol_codec import ASSIGNMENT_VERSION, SUBSCRIPTION_VERSION, VERSION_BYTES
 from tidemill.wire.messages import consumer_protocol as messages
 from tidemill.wire.schema import INT32, Struct, field
 
-SUBSCRIPTION_VERSION = 3
-ASSIGNMENT_VERSION = 3
 STICKY_VERSION = 1
-VERSION_BYTES = 2
-
-Message = TypeVar("Message", bound=Struct)
 
 
 class StickyUserData(Struct, versions="0-1"):
@@ -56,22 +49,6 @@ def _listed(grouped: Iterable[messages.TopicPartition]) -> list[TopicPartition]:
     return [TopicPartition(topic.topic, partition) for topic in grouped for partition in topic.partitions]
 
 
-def _decode(kind: type[Message], newest: int, data: bytes) -> Message:
-    """Decodes the message after its version; raises ProtocolError if ``data`` holds none."""
-    if len(data) < VERSION_BYTES:
-        raise ProtocolError(f"{kind.__name__}: {len(data)} bytes hold no version")
-    version = min(int.from_bytes(data[:VERSION_BYTES], "big", signed=True), newest)
-    try:
-        return decode_prefix(kind, version, data, VERSION_BYTES, len(data))[0]
-    except ProtocolError:
-        for earlier in range(version - 1, -1, -1):
-            with contextlib.suppress(ProtocolError):
-                message, end = decode_prefix(kind, earlier, data, VERSION_BYTES, len(data))
-                if end == len(data):
-                    return message
-        raise
-
-
 def encode_subscription(
     topics: Iterable[str],
     owned: Sequence[TopicPartition],
@@ -92,7 +69,7 @@ def encode_subscription(
 
 def decode_subscription(data: bytes, member_id: str, instance_id: str | None, strategy: str) -> Member:
     """Decodes a member's subscription; for ``sticky``, its former partitions come from the user data."""
-    message = _decode(messages.ConsumerProtocolSubscription, SUBSCRIPTION_VERSION, data)
+    message = codec.decode_subscription(data)
     owned, generation = tuple(_listed(message.owned_partitions)), message.generation_id
     if not owned and strategy == "sticky" and message.user_data:
         owned, generation = decode_sticky_data(message.user_data)
@@ -125,7 +102,7 @@ def decode_assignment(data: bytes) -> list[TopicPartition]:
     """Decodes the assignment from the group leader; empty data has no partitions."""
     if not data:
         return []
-    return _listed(_decode(messages.ConsumerProtocolAssignment, ASSIGNMENT_VERSION, data).assigned_partitions)
+    return _listed(codec.decode_assignment(data).assigned_partitions)
 
 
 def subscription_for(

@@ -15,19 +15,16 @@ Dead                    removed, or moved to another coordinator: the final stat
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from enum import Enum
 from typing import Final
 
 from tidemill.groups.coordinator_effects import JoinedMember, MemberProtocol, Waiter
 from tidemill.groups.offset_records import CommittedOffset, GroupMetadataValue, GroupRecord, MemberMetadata
-from tidemill.model.errors import TidemillError
+from tidemill.model.errors import ProtocolError, TidemillError
 from tidemill.model.transition_table import NONE, TransitionTable
 
 CONSUMER_PROTOCOL: Final = "consumer"
-SUBSCRIPTION_TOPICS_MAX: Final = 100_000
-"""As the elements of a client's request: :data:`tidemill.wire.decoding.REQUEST_ELEMENTS_MAX`."""
 
 
 class GroupState(Enum):
@@ -303,12 +300,15 @@ class GroupMetadata:
         if not self.members:
             self.subscribed_topics = frozenset()
         elif self.protocol_name is not None:
+            # Imported late: a broker without groups decodes no subscriptions.
+            from tidemill.wire.consumer_protocol_codec import decode_subscribed_topics
+
             topics: set[str] = set()
             for member in self.members.values():
-                subscribed = subscription_topics(member.metadata(self.protocol_name))
-                if subscribed is None:
+                try:
+                    topics.update(decode_subscribed_topics(member.metadata(self.protocol_name)))
+                except ProtocolError:
                     return
-                topics.update(subscribed)
             self.subscribed_topics = frozenset(topics)
 
     def is_subscribed(self, topic: str) -> bool:
@@ -379,27 +379,3 @@ class GroupMetadata:
             )
         self.leader = value.leader if value.leader in self.members else self.leader
         self.read_subscriptions()
-
-
-def subscription_topics(data: bytes) -> list[str] | None:
-    """Returns the topics of a consumer's subscription: version INT16, ARRAY of STRING; None if malformed.
-
-    A subscription with more than :data:`SUBSCRIPTION_TOPICS_MAX` topics is malformed.
-    Every version starts with the fields of version 0. Source: ``ConsumerProtocolSubscription``.
-    """
-    try:
-        _, count = struct.unpack_from(">hi", data)
-        if not 0 <= count <= SUBSCRIPTION_TOPICS_MAX:
-            return None
-        topics = []
-        position = 6
-        for _ in range(count):
-            (length,) = struct.unpack_from(">h", data, position)
-            end = position + 2 + length
-            if length < 0 or end > len(data):
-                return None
-            topics.append(data[position + 2 : end].decode())
-            position = end
-    except (struct.error, UnicodeDecodeError):
-        return None
-    return topics

@@ -1,0 +1,61 @@
+"""Reads the subscriptions and assignments of the consumer protocol, for the coordinator and the client.
+
+Both are messages of :mod:`tidemill.wire.messages.consumer_protocol` after an INT16 version. A later version
+only appends fields, so that the known fields of an unknown version are read. Some clients announce a version
+and omit its fields (Sarama accepts that as well): the fields that they send are read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Final, TypeVar
+
+from tidemill.model.errors import ProtocolError
+from tidemill.wire.codec import decode_prefix
+from tidemill.wire.messages.consumer_protocol import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from tidemill.wire.schema import Struct
+
+VERSION_BYTES: Final = 2
+SUBSCRIPTION_VERSION: Final = 3
+ASSIGNMENT_VERSION: Final = 3
+SUBSCRIPTION_TOPICS_MAX: Final = 100_000
+"""As the elements of a client's request: :data:`tidemill.wire.decoding.REQUEST_ELEMENTS_MAX`."""
+
+Message = TypeVar("Message", bound=Struct)
+
+
+def decode_subscription(data: bytes) -> ConsumerProtocolSubscription:
+    """Decodes a member's subscription. Raises ProtocolError."""
+    return _decode(ConsumerProtocolSubscription, SUBSCRIPTION_VERSION, data)
+
+
+def decode_assignment(data: bytes) -> ConsumerProtocolAssignment:
+    """Decodes a member's assignment. Raises ProtocolError."""
+    return _decode(ConsumerProtocolAssignment, ASSIGNMENT_VERSION, data)
+
+
+def decode_subscribed_topics(data: bytes) -> list[str]:
+    """Decodes the topics of a subscription, and its other fields of version 0, which every version has.
+
+    Raises ProtocolError, also for more than :data:`SUBSCRIPTION_TOPICS_MAX` topics.
+    """
+    count = int.from_bytes(data[VERSION_BYTES : VERSION_BYTES + 4], "big")
+    if count > SUBSCRIPTION_TOPICS_MAX:
+        raise ProtocolError(f"a subscription has {count} topics, more than {SUBSCRIPTION_TOPICS_MAX}")
+    return decode_prefix(ConsumerProtocolSubscription, 0, data, VERSION_BYTES, len(data))[0].topics
+
+
+def _decode(kind: type[Message], newest: int, data: bytes) -> Message:
+    """Decodes the message after its version; raises ProtocolError if ``data`` holds none."""
+    if len(data) < VERSION_BYTES:
+        raise ProtocolError(f"{kind.__name__}: {len(data)} bytes hold no version")
+    version = min(int.from_bytes(data[:VERSION_BYTES], "big", signed=True), newest)
+    try:
+        return decode_prefix(kind, version, data, VERSION_BYTES, len(data))[0]
+    except ProtocolError:
+        for earlier in range(version - 1, -1, -1):
+            with contextlib.suppress(ProtocolError):
+                message, end = decode_prefix(kind, earlier, data, VERSION_BYTES, len(data))
+                if end == len(data):
+                    return message
+        raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tidemill.controller.config_changes import AlterOperation, ResourceType
+from tidemill.controller.configuration_control import AlterOperation, ResourceType
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.alter_configs import AlterableConfig, AlterConfigsRequest, AlterConfigsResource
 from tidemill.wire.messages.alter_partition_reassignments import (

@@ -10,7 +10,7 @@ from tidemill.broker.controller_request_batch import (
     ControllerRequestBatch,
     request_builders,
 )
-from tidemill.controller.controlled_shutdown import plan_shutdown_in_slices
+from tidemill.controller.controlled_shutdown_leader_election import plan_shutdown_in_slices
 from tidemill.controller.leader_election import plan_broker_change_in_slices, plan_failed_replicas_in_slices
 from tidemill.controller.topics import plan_creation_in_slices, plan_growth_in_slices
 from tidemill.coordination.cluster_image import BrokerImage

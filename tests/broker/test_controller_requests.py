@@ -47,8 +47,8 @@ from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.system_interfaces import Clock
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.batch import parse_batch
+from tidemill.replication.abstract_fetcher_manager import AbstractFetcherManager
 from tidemill.replication.partition import Partition
-from tidemill.replication.replica_fetcher_interface import ReplicaFetcherPort
 from tidemill.replication.replica_manager import ReplicaManager
 from tidemill.wire.apis import ApiKey, request_class
 from tidemill.wire.messages.leader_and_isr import (
@@ -490,7 +490,7 @@ async def test_no_log_is_created_if_a_failed_directory_may_have_it(known_id: byt
         await stage.lead("u", FIRST, 0)
 
 
-class Followed(ReplicaFetcherPort):
+class Followed(AbstractFetcherManager):
     """Records the partitions to follow."""
 
     def __init__(self) -> None:

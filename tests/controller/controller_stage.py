@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tidemill.controller.admin_manager import ConfigCommand
-from tidemill.controller.config_changes import Alteration, AlterOperation, ResourceType
+from tidemill.controller.configuration_control import Alteration, AlterOperation, ResourceType
 from tidemill.controller.topics import NewTopic
 from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.cluster_image import Delta

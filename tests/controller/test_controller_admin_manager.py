@@ -26,7 +26,7 @@ from controller_stage import (
 
 from alter_partition_items import isr_change, item_for
 from tidemill.controller.admin_manager import ConfigCommand, generate_broker_id
-from tidemill.controller.config_changes import Alteration, AlterOperation, ResourceType
+from tidemill.controller.configuration_control import Alteration, AlterOperation, ResourceType
 from tidemill.controller.producer_id_blocks import claim_block
 from tidemill.controller.topics import Growth, NewTopic, Plan
 from tidemill.coordination.cluster_image import ClusterImage

@@ -11,7 +11,7 @@ import pytest
 from controller_stage import registration
 
 from tidemill.controller.admin_node_requests import AdminNodeRequests
-from tidemill.controller.broker_registrations import BrokerRegistrationWatch
+from tidemill.controller.broker_modifications_handler import BrokerModificationsHandler
 from tidemill.controller.node_change_handlers import NodeChangeHandlers
 from tidemill.controller.topics import NewTopic
 from tidemill.coordination.announcement import Announcement
@@ -51,7 +51,7 @@ class Setting:
         self.announced = asyncio.Event()
         self.controller = new_controller(store, 1, BrokerConfig.of, self.publish, SystemClock(), Random(1))
         self.administering = AdminNodeRequests(self.controller, lambda path: self.watching.schedule([path]))
-        self.registrations = BrokerRegistrationWatch(
+        self.registrations = BrokerModificationsHandler(
             store,
             lambda path: self.watching.schedule([path]),
             self.controller.failover.brokers_changed,

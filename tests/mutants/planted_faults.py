@@ -1152,7 +1152,7 @@ CONTROLLER: Final = (
     ),
     Fault(
         "successor-outside-isr",
-        "controller/controlled_shutdown.py",
+        "controller/controlled_shutdown_leader_election.py",
         "    leader = next((member for member in partition.replicas if member in isr), None)\n",
         "    leader = next(\n"
         "        (one for one in partition.replicas if one in image.brokers and one not in stopping), None\n"

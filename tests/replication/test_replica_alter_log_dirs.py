@@ -33,12 +33,12 @@ from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.types import TopicPartition
 from tidemill.records.builder import build_end_marker
+from tidemill.replication.abstract_fetcher_manager import AbstractFetcherManager
 from tidemill.replication.delayed_operations import CONSUMER
 from tidemill.replication.partition import Partition
 from tidemill.replication.partition_state import PartitionState
 from tidemill.replication.read_limits import READ_COMMITTED
 from tidemill.replication.replica_alter_log_dirs import ReplicaAlterLogDirs
-from tidemill.replication.replica_fetcher_interface import ReplicaFetcherPort
 from tidemill.replication.replica_manager import ReplicaManager
 from tidemill.wire.fetch_layout import RequestedPartition
 
@@ -603,7 +603,7 @@ async def test_the_source_of_a_first_move_does_not_reappear_after_a_second(
         await again.stop()
 
 
-class Nobody(ReplicaFetcherPort):
+class Nobody(AbstractFetcherManager):
     """Starts no fetches."""
 
     def add_partition(self, partition: Partition) -> None:

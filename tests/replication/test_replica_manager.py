@@ -26,11 +26,11 @@ from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, Storage
 from tidemill.model.event_loop_slices import ITEMS_AT_ONCE_MAX, ITEMS_PER_SLICE, run_at_once
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.batch import Batch
+from tidemill.replication.abstract_fetcher_manager import AbstractFetcherManager
 from tidemill.replication.delayed_operations import CommitCallback
 from tidemill.replication.hosted_topics import counters_of
 from tidemill.replication.partition import Partition
 from tidemill.replication.partition_state import PartitionState
-from tidemill.replication.replica_fetcher_interface import ReplicaFetcherPort
 from tidemill.replication.replica_manager import ReplicaManager
 
 NODE = 1
@@ -761,7 +761,7 @@ def test_the_high_watermark_is_not_above_its_former_value_after_a_restart() -> N
     run_staged(after, files)
 
 
-class Leaders(ReplicaFetcherPort):
+class Leaders(AbstractFetcherManager):
     """Starts no fetches and records their fetch offsets."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.controller.admin_manager import ConfigCommand
-from tidemill.controller.config_changes import Alteration, AlterOperation, ResourceType
+from tidemill.controller.configuration_control import Alteration, AlterOperation, ResourceType
 from tidemill.controller.topics import NewTopic
 from tidemill.coordination.coordination_store import Create, SetData
 from tidemill.coordination.nodes import (

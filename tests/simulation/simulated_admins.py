@@ -10,7 +10,7 @@ from change_phases import ChangePhases
 from promises import PartitionHistory
 from simulated_clients import PATIENCE_S, PORT, Client, Refused, node_of
 
-from tidemill.controller.config_changes import AlterOperation, ResourceType
+from tidemill.controller.configuration_control import AlterOperation, ResourceType
 from tidemill.coordination.coordination_store import StoreError
 from tidemill.model.configs import MIN_INSYNC
 from tidemill.model.errors import ErrorCode

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from tidemill.controller.admin_manager import ConfigCommand
-from tidemill.controller.config_changes import AlterOperation, check_own_broker
+from tidemill.controller.configuration_control import AlterOperation, check_own_broker
 from tidemill.model.errors import ErrorCode, KafkaError
 
 ROOT = "root"

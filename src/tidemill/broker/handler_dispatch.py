@@ -23,7 +23,7 @@ from tidemill.broker.handlers.common import unfinished_work
 from tidemill.broker.kafka_apis import ApiRequestHandler
 from tidemill.broker.large_requests import LargeRequestQueue
 from tidemill.broker.request_context import RequestContext
-from tidemill.controller.config_changes import ResourceType
+from tidemill.controller.configuration_control import ResourceType
 from tidemill.coordination.coordination_store import StoreUnavailable
 from tidemill.model.errors import KafkaError, ProtocolError
 from tidemill.model.system_interfaces import File

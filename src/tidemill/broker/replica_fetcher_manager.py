@@ -20,6 +20,7 @@ from tidemill.model.system_interfaces import Clock
 from tidemill.model.task_set import TaskSet
 from tidemill.model.types import TopicPartition
 from tidemill.net.link import Link, LinkError
+from tidemill.replication.abstract_fetcher_manager import AbstractFetcherManager
 from tidemill.replication.partition import Partition
 from tidemill.replication.replica_fetcher import (
     FetchLimits,
@@ -28,7 +29,6 @@ from tidemill.replication.replica_fetcher import (
     PartitionFailure,
     ReplicaFetcher,
 )
-from tidemill.replication.replica_fetcher_interface import ReplicaFetcherPort
 from tidemill.replication.replication_quota import ReplicationQuota
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.fetch_layout import LAST_VERSION, REPLICA_STATE_FROM
@@ -278,7 +278,7 @@ def _name(partition: Partition) -> str:
     return f"{partition.topic}-{partition.index}"
 
 
-class ReplicaFetcherManager(ReplicaFetcherPort):
+class ReplicaFetcherManager(AbstractFetcherManager):
     """The replica fetchers of this broker, by leader."""
 
     def __init__(

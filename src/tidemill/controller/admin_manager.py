@@ -12,7 +12,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
-from tidemill.controller.config_changes import (
+from tidemill.controller.configuration_control import (
     Alteration,
     ConfigPlan,
     ResourceType,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from tidemill.controller.config_changes import ConfigPlan
+from tidemill.controller.configuration_control import ConfigPlan
 from tidemill.controller.leader_election import ElectionPolicy, plan_policy_change
 from tidemill.controller.topics import Plan, write_config
 from tidemill.coordination.cluster_image import SETTINGS, ClusterImage

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from tidemill.controller.alter_partition import ANY_EPOCH
-from tidemill.controller.controlled_shutdown import check_stopping, plan_shutdown_in_slices
+from tidemill.controller.controlled_shutdown_leader_election import check_stopping, plan_shutdown_in_slices
 from tidemill.controller.controller_context import ControllerContext, admin_log, wait_for_all
 from tidemill.controller.preferred_leader_election import (
     ElectionType,

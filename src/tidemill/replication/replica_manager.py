@@ -24,6 +24,7 @@ from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.event_loop_slices import run_in_slices, slices_of, yield_to_loop
 from tidemill.model.system_interfaces import Clock
 from tidemill.model.types import ZERO_ID, TopicPartition
+from tidemill.replication.abstract_fetcher_manager import AbstractFetcherManager
 from tidemill.replication.checkpoint_writer import Checkpoints
 from tidemill.replication.full_disk_reports import FullDiskLog
 from tidemill.replication.hosted_topics import TopicEntry, TopicSettings, TopicTable
@@ -35,7 +36,6 @@ from tidemill.replication.page_writeback import WriteBack
 from tidemill.replication.partition import Partition, PartitionEvents
 from tidemill.replication.partition_state import PartitionState
 from tidemill.replication.replica_alter_log_dirs import ReplicaAlterLogDirs
-from tidemill.replication.replica_fetcher_interface import ReplicaFetcherPort
 
 logger = logging.getLogger("tidemill.replication")
 
@@ -102,7 +102,7 @@ class ReplicaManager(PartitionEvents, LogFailureHandler):
         )
         self.leadership_listeners: list[Callable[[Partition, bool], None]] = []
         """Called with a partition and whether this broker leads it, when that changes."""
-        self.replica_fetcher_manager: ReplicaFetcherPort | None = None
+        self.replica_fetcher_manager: AbstractFetcherManager | None = None
         """None if no broker follows another."""
         self._marking: set[asyncio.Future[list[StorageError]]] = set()
         self.unsynced_logs: dict[TopicPartition, int] = {}

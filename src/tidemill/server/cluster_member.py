@@ -11,7 +11,7 @@ from tidemill.broker.alter_partition_manager import AlterPartitionManager
 from tidemill.broker.broker import Broker, ClusterParts
 from tidemill.broker.broker_links import BrokerLinks
 from tidemill.broker.broker_to_controller_channel import BrokerToControllerChannel
-from tidemill.broker.controlled_shutdown import controlled_shutdown
+from tidemill.broker.controlled_shutdown_requests import request_controlled_shutdown
 from tidemill.broker.controller_channel_manager import BrokerStateListener, ControllerChannelManager
 from tidemill.broker.controller_request_handler import ControllerRequestHandler
 from tidemill.broker.delayed_metadata import DelayedMetadata
@@ -20,7 +20,7 @@ from tidemill.broker.replica_fetcher_manager import ReplicaFetcherManager
 from tidemill.broker.replica_log_end_requests import ReplicaLogEndRequests
 from tidemill.broker.replication_quotas import ReplicationQuotas
 from tidemill.controller.admin_node_requests import AdminNodeRequests
-from tidemill.controller.broker_registrations import BrokerRegistrationWatch
+from tidemill.controller.broker_modifications_handler import BrokerModificationsHandler
 from tidemill.controller.leader_election import LogEnds
 from tidemill.controller.log_dir_events import process_log_dir_events
 from tidemill.controller.node_change_handlers import NodeChangeHandlers
@@ -99,7 +99,7 @@ class ClusterMember(ClusterServices, BrokerStateListener):
         self._admin_requests = AdminNodeRequests(
             broker.controller, lambda path: self._node_changes.schedule([path])
         )
-        self._registrations = BrokerRegistrationWatch(
+        self._registrations = BrokerModificationsHandler(
             broker.store,
             lambda path: self._node_changes.schedule([path]),
             broker.controller.failover.brokers_changed,
@@ -230,7 +230,7 @@ class ClusterMember(ClusterServices, BrokerStateListener):
 
     async def controlled_shutdown(self) -> None:
         """Moves the leaderships of this broker to other brokers, where another replica can lead."""
-        await controlled_shutdown(self._broker, self._broker_epoch, self._stop_fetchers)
+        await request_controlled_shutdown(self._broker, self._broker_epoch, self._stop_fetchers)
 
     async def _stop_fetchers(self) -> None:
         self._broker.replica_manager.replica_fetcher_manager = None

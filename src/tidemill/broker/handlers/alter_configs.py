@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
-from tidemill.broker.handlers.config_changes import alter
+from tidemill.broker.handlers.alter_configs_common import alter
 from tidemill.broker.request_context import RequestContext
 from tidemill.controller.admin_manager import ConfigCommand
 from tidemill.wire.apis import ApiKey

@@ -8,7 +8,7 @@ from tidemill.broker import broker_loggers
 from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.common import external_text, shown_keys, shown_topic_keys
 from tidemill.broker.request_context import RequestContext
-from tidemill.controller.config_changes import ResourceType, check_own_broker
+from tidemill.controller.configuration_control import ResourceType, check_own_broker
 from tidemill.controller.topic_name_validator import check_name
 from tidemill.controller.topics import unknown_topic
 from tidemill.model.configs import BROKER_KEYS, GROUP_KEYS, GroupConfig, Key, Synonym, TopicConfig

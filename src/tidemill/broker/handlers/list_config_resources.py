@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.start_at_once import start_at_once
-from tidemill.controller.config_changes import ResourceType
+from tidemill.controller.configuration_control import ResourceType
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import list_config_resources as messages

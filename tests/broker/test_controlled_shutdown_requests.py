@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tidemill.broker.api_declaration import HandledApi
-from tidemill.broker.controlled_shutdown import controlled_shutdown
+from tidemill.broker.controlled_shutdown_requests import request_controlled_shutdown
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
@@ -56,7 +56,7 @@ class LocalController:
         async def stop_fetchers() -> None:
             pass
 
-        asyncio.run(controlled_shutdown(broker, lambda: 7, stop_fetchers))
+        asyncio.run(request_controlled_shutdown(broker, lambda: 7, stop_fetchers))
         return self.attempts
 
 
@@ -127,7 +127,7 @@ def log_lines_of_shutdown(
 
     caplog.clear()
     with caplog.at_level("INFO", "tidemill.broker"):
-        asyncio.run(controlled_shutdown(broker, lambda: 7, stop_fetchers))
+        asyncio.run(request_controlled_shutdown(broker, lambda: 7, stop_fetchers))
     return [record.getMessage() for record in caplog.records]
 
 

@@ -1,6 +1,7 @@
 """Plans and validates changes of settings.
 
-This module has no I/O; see :mod:`tidemill.controller.topics`.
+This module has no I/O; see :mod:`tidemill.controller.topics`. Apache Kafka has its planning in
+``ConfigurationControlManager``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Watches broker registrations: a live broker may change its endpoints."""
+"""Watches the registrations of brokers: a live broker may change its endpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tidemill.coordination.coordination_store import Event, EventKind, Store, Wa
 from tidemill.coordination.nodes import BROKER_IDS
 
 
-class BrokerRegistrationWatch:
+class BrokerModificationsHandler:
     """Watches the nodes of all registered brokers, readable or not.
 
     Source: Apache Kafka, ``BrokerModificationsHandler`` of ``KafkaController.scala``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tidemill.replication.partition import Partition
 
 
-class ReplicaFetcherPort:
+class AbstractFetcherManager:
     """Fetches partitions from their leaders."""
 
     def add_partition(self, partition: Partition) -> None:

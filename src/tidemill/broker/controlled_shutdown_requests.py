@@ -1,4 +1,4 @@
-"""The controlled shutdown: other brokers lead the partitions of this broker before it stops."""
+"""The stopping broker's side of a controlled shutdown: it asks the controller to move its leaderships."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RETRY_S = 0.2
 """The pause before the request is sent again within one attempt, if the controller does not respond."""
 
 
-async def controlled_shutdown(
+async def request_controlled_shutdown(
     broker: Broker, epoch: Callable[[], int], stop_fetchers: Callable[[], Awaitable[None]]
 ) -> None:
     """Sends ControlledShutdown to the controller until no partition is left that another broker could lead.

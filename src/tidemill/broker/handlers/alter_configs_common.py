@@ -10,7 +10,7 @@ from tidemill.broker.admin_log import log_change
 from tidemill.broker.handlers.common import check_setting_count, external_text
 from tidemill.broker.request_context import RequestContext
 from tidemill.controller.admin_manager import ConfigCommand
-from tidemill.controller.config_changes import AlterOperation, ResourceType
+from tidemill.controller.configuration_control import AlterOperation, ResourceType
 from tidemill.model.configs import BROKER_KEYS, TOPIC_KEYS
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.wire.messages import alter_configs as messages

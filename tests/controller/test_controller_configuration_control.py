@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.controller.config_changes import (
+from tidemill.controller.configuration_control import (
     Alteration,
     AlterOperation,
     altered,

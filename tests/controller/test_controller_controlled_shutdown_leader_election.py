@@ -7,7 +7,7 @@ from controller_images import cluster, clusters, living, partition, topic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.controller.controlled_shutdown import check_stopping, plan_shutdown_in_slices
+from tidemill.controller.controlled_shutdown_leader_election import check_stopping, plan_shutdown_in_slices
 from tidemill.controller.leader_election import (
     CHANGES_PER_SLICE,
     plan_broker_change_in_slices,

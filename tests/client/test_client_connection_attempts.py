@@ -71,3 +71,40 @@ def test_a_recently_failed_broker_is_named_by_its_address_if_known(
             cluster.connection(node_id, CONTROL, time.monotonic() + 1)
     finally:
         cluster.close()
+
+
+def test_the_pause_between_attempts_at_all_brokers_grows_to_the_configured_maximum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also across calls, such as those of a background refresh."""
+    now_s = 1000.0
+    pauses: list[float] = []
+
+    def sleep(pause_s: float) -> None:
+        nonlocal now_s
+        if pause_s > 0:
+            pauses.append(pause_s)
+            now_s += pause_s
+
+    def refused(*_: object) -> Connection:
+        raise BrokerUnreachable("refused")
+
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(time, "sleep", sleep)
+    cluster = NetworkClient(
+        ClientConfig(COMMON, {"bootstrap.servers": "unused:1", "reconnect.backoff.max.ms": 6_000})
+    )
+    monkeypatch.setattr(cluster._attempts, "open_first", refused)
+    try:
+        for _ in range(6):
+            with pytest.raises(BrokerUnreachable, match="refused"):
+                cluster.any_connection(now_s + 5)
+        # With a jitter of a fifth. A pause ends at the deadline of its call at the latest.
+        assert all(0.8 * base <= pause <= 1.2 * base for base, pause in zip(DOUBLED, pauses, strict=False))
+        assert len(pauses) > len(DOUBLED)
+        assert all(pause > 4 for pause in pauses[len(DOUBLED) :])
+    finally:
+        cluster.close()
+
+
+DOUBLED = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)

@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 DATA, CONTROL, GROUP = "data", "control", "group"
 """Purposes of connections: records, requests for metadata and commands, the group's coordinator."""
 
+ANY_BROKER = -1
+
 LATE_S = 5.0
 """A connection with a request unanswered for this long is skipped if there is another broker."""
 
@@ -100,6 +102,8 @@ class NetworkClient:
         self._random = random.Random()
         self._attempts = ConnectionAttempts()
         self._broker_failures = BrokerFailures(config, self._random)
+        self._unreachable = BrokerFailures(config, self._random)
+        """The attempts in which no broker and no bootstrap server could be reached, under ANY_BROKER."""
         wait_reasons.register(self)
 
     # -- connections --------------------------------------------------------------------------------------
@@ -226,11 +230,14 @@ class NetworkClient:
                 return found
         if self._bootstrap is not None and not self._bootstrap.closed and not _is_late(self._bootstrap):
             return self._bootstrap
-        attempt = 0
+        # The pause after the failure of an earlier call.
+        pause = self._unreachable.delay(ANY_BROKER)
+        time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
         failure: BrokerUnreachable | None = None
         while True:
             try:
                 found = self._attempts.open_first(self._openers(), deadline)
+                self._unreachable.clear(ANY_BROKER)
                 if failure is not None:
                     self._outage = None  # The next request has its own outage.
                 return found
@@ -238,8 +245,8 @@ class NetworkClient:
                 if isinstance(problem, ConnectionAttemptPending) and failure is not None:
                     raise failure from None  # The earlier error says more than a timeout.
                 failure = problem
-                attempt += 1
-                pause = min(self.config.seconds("reconnect.backoff.ms") * 2**attempt, 1.0)
+                self._unreachable.record(ANY_BROKER)
+                pause = self._unreachable.delay(ANY_BROKER)
                 if self.closed or time.monotonic() + pause >= deadline:
                     raise
                 self._note_outage(problem)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tidemill.broker.eager_start import eager_start
 from tidemill.broker.large_requests import REQUEST_SLICE_S, LargeRequestQueue, RequestSlices
-from tidemill.broker.start_at_once import start_at_once
 from tidemill.model.errors import ProtocolError
 from tidemill.model.event_loop_slices import ITEMS_AT_ONCE_MAX, slices_by_weight, slices_of
 from tidemill.net.memory_pool import MemoryAccount, MemoryHolder, MemoryPool
@@ -188,7 +188,7 @@ class Silent(MemoryHolder):
 
 
 def test_a_handler_that_ends_within_its_slice_responds_at_once() -> None:
-    @start_at_once
+    @eager_start
     async def handle(count: int, slices: RequestSlices) -> int:
         return len([item async for item in slices.over(range(count))])
 
@@ -200,7 +200,7 @@ def test_a_handler_that_ends_within_its_slice_responds_at_once() -> None:
 
 
 def test_a_handler_in_slices_gets_the_exception_of_its_future() -> None:
-    @start_at_once
+    @eager_start
     async def handle(future: asyncio.Future[int]) -> str:
         try:
             return str(await future)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.admin_log import log_changes
 from tidemill.broker.api_declaration import declare_api
-from tidemill.broker.start_at_once import start_at_once
+from tidemill.broker.eager_start import eager_start
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidemill.broker")
 
 
-@start_at_once
+@eager_start
 async def handle(
     broker: Broker, context: RequestContext, request: messages.AlterReplicaLogDirsRequest
 ) -> messages.AlterReplicaLogDirsResponse:

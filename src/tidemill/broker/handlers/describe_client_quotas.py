@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
+from tidemill.broker.eager_start import eager_start
 from tidemill.broker.handlers.common import external_text
-from tidemill.broker.start_at_once import start_at_once
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import describe_client_quotas as messages
@@ -27,7 +27,7 @@ ANY: Final = 2
 """The values of ``match_type``: this name, the default entity, any entity with a quota."""
 
 
-@start_at_once
+@eager_start
 async def handle(
     broker: Broker, context: RequestContext, request: messages.DescribeClientQuotasRequest
 ) -> messages.DescribeClientQuotasResponse:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
+from tidemill.broker.eager_start import eager_start
 from tidemill.broker.handlers.common import shortened
-from tidemill.broker.start_at_once import start_at_once
 from tidemill.groups.coordinator_effects import DescribedGroup
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MISSING_GROUP_ERROR_FROM: Final = 6
 
 
-@start_at_once
+@eager_start
 async def handle(
     broker: Broker, context: RequestContext, request: messages.DescribeGroupsRequest
 ) -> messages.DescribeGroupsResponse:

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
-from tidemill.broker.start_at_once import start_at_once
+from tidemill.broker.eager_start import eager_start
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import describe_log_dirs as messages
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidemill.broker")
 
 
-@start_at_once
+@eager_start
 async def handle(
     broker: Broker, context: RequestContext, request: messages.DescribeLogDirsRequest
 ) -> messages.DescribeLogDirsResponse:

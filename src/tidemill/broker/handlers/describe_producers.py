@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
+from tidemill.broker.eager_start import eager_start
 from tidemill.broker.handlers.common import external_text
-from tidemill.broker.start_at_once import start_at_once
 from tidemill.model.errors import KafkaError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import describe_producers as messages
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tidemill.replication.partition import Partition
 
 
-@start_at_once
+@eager_start
 async def handle(
     broker: Broker, context: RequestContext, request: messages.DescribeProducersRequest
 ) -> messages.DescribeProducersResponse:

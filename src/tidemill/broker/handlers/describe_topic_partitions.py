@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
+from tidemill.broker.eager_start import eager_start
 from tidemill.broker.handlers.common import (
     TOPIC_OPERATIONS,
     leader_error,
@@ -17,7 +18,6 @@ from tidemill.broker.handlers.common import (
 )
 from tidemill.broker.metadata_cache import ClusterImage, PartitionImage
 from tidemill.broker.request_context import RequestContext
-from tidemill.broker.start_at_once import start_at_once
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import NO_BROKER, ZERO_ID
 from tidemill.wire.apis import ApiKey
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
 
 
-@start_at_once
+@eager_start
 async def handle(
     broker: Broker, context: RequestContext, request: messages.DescribeTopicPartitionsRequest
 ) -> messages.DescribeTopicPartitionsResponse:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
-from tidemill.broker.start_at_once import start_at_once
+from tidemill.broker.eager_start import eager_start
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import describe_user_scram_credentials as messages
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tidemill.broker.request_context import RequestContext
 
 
-@start_at_once
+@eager_start
 async def handle(
     broker: Broker, context: RequestContext, request: messages.DescribeUserScramCredentialsRequest
 ) -> messages.DescribeUserScramCredentialsResponse:

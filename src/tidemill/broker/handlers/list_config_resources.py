@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
-from tidemill.broker.start_at_once import start_at_once
+from tidemill.broker.eager_start import eager_start
 from tidemill.controller.configuration_control import ResourceType
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
@@ -30,7 +30,7 @@ LISTED = (
 """The supported types, in the order of the response."""
 
 
-@start_at_once
+@eager_start
 async def handle(
     broker: Broker, context: RequestContext, request: messages.ListConfigResourcesRequest
 ) -> messages.ListConfigResourcesResponse:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
-from tidemill.broker.start_at_once import start_at_once
+from tidemill.broker.eager_start import eager_start
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import list_groups as messages
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 GROUP_TYPE: Final = "classic"
 
 
-@start_at_once
+@eager_start
 async def handle(
     broker: Broker, context: RequestContext, request: messages.ListGroupsRequest
 ) -> messages.ListGroupsResponse:

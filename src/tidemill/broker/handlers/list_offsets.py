@@ -10,8 +10,8 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
+from tidemill.broker.eager_start import eager_start
 from tidemill.broker.large_requests import RequestSlices
-from tidemill.broker.start_at_once import start_at_once
 from tidemill.log.timestamp_lookup_job import TimeLookup, is_cached_lookup
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.replication.delayed_operations import CONSUMER
@@ -45,7 +45,7 @@ Found = dict[tuple[str, int], TimeLookup]
 """Lookups by topic and partition."""
 
 
-@start_at_once
+@eager_start
 async def handle(
     broker: Broker, context: RequestContext, request: messages.ListOffsetsRequest
 ) -> messages.ListOffsetsResponse:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
+from tidemill.broker.eager_start import eager_start
 from tidemill.broker.handlers.common import external_text
 from tidemill.broker.metadata_cache import PartitionImage
 from tidemill.broker.request_context import RequestContext
-from tidemill.broker.start_at_once import start_at_once
 from tidemill.model.errors import KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
 
 
-@start_at_once
+@eager_start
 async def handle(
     broker: Broker, context: RequestContext, request: messages.ListPartitionReassignmentsRequest
 ) -> messages.ListPartitionReassignmentsResponse:

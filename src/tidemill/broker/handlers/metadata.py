@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from tidemill.broker.admin_log import log_change
 from tidemill.broker.api_declaration import declare_api, response_of
 from tidemill.broker.auto_topic_creation import create_missing_topics
+from tidemill.broker.eager_start import eager_start
 from tidemill.broker.handlers.common import (
     CLUSTER_OPERATIONS,
     TOPIC_OPERATIONS,
@@ -24,7 +25,6 @@ from tidemill.broker.handlers.common import (
 )
 from tidemill.broker.metadata_cache import ClusterImage, PartitionImage, TopicImage
 from tidemill.broker.request_context import RequestContext
-from tidemill.broker.start_at_once import start_at_once
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import NO_BROKER, ZERO_ID
 from tidemill.wire.apis import ApiKey
@@ -125,7 +125,7 @@ async def _create(broker: Broker, context: RequestContext, missing: Sequence[str
     return {name: problem.code for name, problem in made.errors.items()}
 
 
-@start_at_once
+@eager_start
 async def _respond(
     broker: Broker, context: RequestContext, request: messages.MetadataRequest, errors: dict[str, ErrorCode]
 ) -> messages.MetadataResponse:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import HandledApi, ServedApi, declare_api
-from tidemill.broker.start_at_once import start_at_once
+from tidemill.broker.eager_start import eager_start
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import API, ApiKey
 from tidemill.wire.error_responses import error_response_in_slices
@@ -82,7 +82,7 @@ REASONS: Final[Mapping[int, str]] = {
 """The reason that an API is not served, by its key."""
 
 
-@start_at_once
+@eager_start
 async def handle(broker: Broker, context: RequestContext, request: Struct) -> Struct:
     """Returns the refusal of a well-formed request."""
     key, version = context.api_key, context.api_version

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
-from tidemill.broker.start_at_once import start_at_once
+from tidemill.broker.eager_start import eager_start
 from tidemill.model.errors import KafkaError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import offset_for_leader_epoch as messages
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tidemill.broker.request_context import RequestContext
 
 
-@start_at_once
+@eager_start
 async def handle(
     broker: Broker, context: RequestContext, request: messages.OffsetForLeaderEpochRequest
 ) -> messages.OffsetForLeaderEpochResponse:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
+from tidemill.broker.eager_start import eager_start
 from tidemill.broker.handlers.api_versions import FEATURES
 from tidemill.broker.handlers.common import shortened
-from tidemill.broker.start_at_once import start_at_once
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import update_features as messages
@@ -28,7 +28,7 @@ RESULTS_VERSION_MAX: Final = 1
 """Later versions of the response have one result for all updates together."""
 
 
-@start_at_once
+@eager_start
 async def handle(
     broker: Broker, context: RequestContext, request: messages.UpdateFeaturesRequest
 ) -> messages.UpdateFeaturesResponse:

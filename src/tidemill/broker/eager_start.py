@@ -1,4 +1,4 @@
-"""Runs the first slice of a handler at once, without a task."""
+"""Runs the first slice of a handler at once, as asyncio's ``eager_start`` does, but without a task."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 Parameters = ParamSpec("Parameters")
 
 
-def start_at_once(
+def eager_start(
     handle: Callable[Parameters, Coroutine[object, object, Result]],
 ) -> Callable[Parameters, Result | Coroutine[object, object, Result]]:
     """Decorates a handler so that its first slice runs at once, without a task.

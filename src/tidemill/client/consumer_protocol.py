@@ -14,12 +14,13 @@ from collections.abc import Iterable, Sequence
 from tidemill.client.assignors import Assignor, Member
 from tidemill.model.errors import ProtocolError
 from tidemill.model.types import TopicPartition
-from tidemill.wire import consumer_protocol_codec as codec
-from tidemill.wire.codec import decode_prefix, encode
-from tidemill.wire.consumer_protocol_codec import ASSIGNMENT_VERSION, SUBSCRIPTION_VERSION, VERSION_BYTES
+from tidemill.wire.codec import decode_prefix, encode, encode_versioned
+from tidemill.wire.consumer_protocol_codec import decode_message
 from tidemill.wire.messages import consumer_protocol as messages
 from tidemill.wire.schema import INT32, Struct, field
 
+SUBSCRIPTION_VERSION = 3
+ASSIGNMENT_VERSION = 3
 STICKY_VERSION = 1
 
 
@@ -64,12 +65,12 @@ def encode_subscription(
         generation_id=generation,
         rack_id=rack,
     )
-    return SUBSCRIPTION_VERSION.to_bytes(VERSION_BYTES, "big") + encode(message, SUBSCRIPTION_VERSION)
+    return encode_versioned(message, SUBSCRIPTION_VERSION)
 
 
 def decode_subscription(data: bytes, member_id: str, instance_id: str | None, strategy: str) -> Member:
     """Decodes a member's subscription; for ``sticky``, its former partitions come from the user data."""
-    message = codec.decode_subscription(data)
+    message = decode_message(messages.ConsumerProtocolSubscription, data)
     owned, generation = tuple(_listed(message.owned_partitions)), message.generation_id
     if not owned and strategy == "sticky" and message.user_data:
         owned, generation = decode_sticky_data(message.user_data)
@@ -95,14 +96,14 @@ def decode_sticky_data(data: bytes) -> tuple[tuple[TopicPartition, ...], int]:
 def encode_assignment(items: Sequence[TopicPartition]) -> bytes:
     """Encodes a member's assignment for SyncGroup."""
     message = messages.ConsumerProtocolAssignment(assigned_partitions=_grouped(items))
-    return ASSIGNMENT_VERSION.to_bytes(VERSION_BYTES, "big") + encode(message, ASSIGNMENT_VERSION)
+    return encode_versioned(message, ASSIGNMENT_VERSION)
 
 
 def decode_assignment(data: bytes) -> list[TopicPartition]:
     """Decodes the assignment from the group leader; empty data has no partitions."""
     if not data:
         return []
-    return _listed(codec.decode_assignment(data).assigned_partitions)
+    return _listed(decode_message(messages.ConsumerProtocolAssignment, data).assigned_partitions)
 
 
 def subscription_for(

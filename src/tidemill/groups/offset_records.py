@@ -50,10 +50,9 @@ from typing import Final, NamedTuple, TypeAlias
 
 from tidemill.model.errors import CorruptMessage, ProtocolError
 from tidemill.model.types import NO_LEADER_EPOCH, ZERO_ID
-from tidemill.wire.codec import decode, encode
+from tidemill.wire.codec import VERSION_BYTES, decode, encode_versioned, version_of
 from tidemill.wire.schema import BYTES, INT32, INT64, STRING, UUID, Struct, field
 
-VERSION_BYTES: Final = 2
 OFFSET_KEY_VERSIONS: Final = (0, 1)
 OFFSET_KEY_VERSION: Final = 1
 GROUP_KEY_VERSION: Final = 2
@@ -135,7 +134,7 @@ class OffsetRecord(NamedTuple):
     def key_bytes(self) -> bytes:
         """The record's key."""
         key = OffsetCommitKey(group=self.group, topic=self.topic, partition=self.partition)
-        return _versioned(OFFSET_KEY_VERSION, key)
+        return encode_versioned(key, OFFSET_KEY_VERSION)
 
     def value_bytes(self) -> bytes | None:
         """The record's value, in the version that its fields require; None for a tombstone."""
@@ -155,7 +154,7 @@ class OffsetRecord(NamedTuple):
             expire_timestamp=value.expire_timestamp_ms,
             topic_id=value.topic_id,
         )
-        return _versioned(version, message)
+        return encode_versioned(message, version)
 
 
 class GroupRecord(NamedTuple):
@@ -166,11 +165,11 @@ class GroupRecord(NamedTuple):
 
     def key_bytes(self) -> bytes:
         """The record's key."""
-        return _versioned(GROUP_KEY_VERSION, GroupMetadataKey(group=self.group))
+        return encode_versioned(GroupMetadataKey(group=self.group), GROUP_KEY_VERSION)
 
     def value_bytes(self) -> bytes | None:
         """The record's value; None for a tombstone."""
-        return None if self.value is None else _versioned(GROUP_VALUE_VERSION, self.value)
+        return None if self.value is None else encode_versioned(self.value, GROUP_VALUE_VERSION)
 
 
 OffsetsRecord: TypeAlias = OffsetRecord | GroupRecord
@@ -183,7 +182,7 @@ def decode_record(key: bytes | None, value: bytes | None) -> OffsetsRecord | Non
     """
     if key is None or len(key) < VERSION_BYTES:
         raise CorruptMessage(f"a record of __consumer_offsets has the key {key!r}, which contains no version")
-    version = _version_of(key)
+    version = version_of(key)
     try:
         if version in OFFSET_KEY_VERSIONS:
             name = decode(OffsetCommitKey, version, key, VERSION_BYTES)
@@ -199,7 +198,7 @@ def decode_record(key: bytes | None, value: bytes | None) -> OffsetsRecord | Non
 def _decode_offset(value: bytes | None) -> CommittedOffset | None:
     if value is None:
         return None
-    message = decode(OffsetCommitValue, _version_of(value), value, VERSION_BYTES)
+    message = decode(OffsetCommitValue, version_of(value), value, VERSION_BYTES)
     return CommittedOffset(
         message.offset,
         message.leader_epoch,
@@ -213,14 +212,4 @@ def _decode_offset(value: bytes | None) -> CommittedOffset | None:
 def _decode_group(value: bytes | None) -> GroupMetadataValue | None:
     if value is None:
         return None
-    return decode(GroupMetadataValue, _version_of(value), value, VERSION_BYTES)
-
-
-def _version_of(data: bytes) -> int:
-    if len(data) < VERSION_BYTES:
-        raise ProtocolError(f"{data!r} is too short to contain a version")
-    return int.from_bytes(data[:VERSION_BYTES], "big", signed=True)
-
-
-def _versioned(version: int, message: Struct) -> bytes:
-    return version.to_bytes(VERSION_BYTES, "big") + encode(message, version)
+    return decode(GroupMetadataValue, version_of(value), value, VERSION_BYTES)

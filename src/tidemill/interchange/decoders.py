@@ -18,7 +18,7 @@ from tidemill.log_tools.dump import UTF8, Decoder, text_decoder
 from tidemill.log_tools.java_text import java_text
 from tidemill.model.errors import ConfigError, ProtocolError
 from tidemill.records.record_reader import Record
-from tidemill.wire.codec import decode, decode_prefix
+from tidemill.wire.codec import decode, decode_prefix, version_of
 from tidemill.wire.messages.consumer_protocol import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from tidemill.wire.schema import INT8, INT16, INT32, INT64, STRING, UUID, Struct, field, parse_versions
 
@@ -105,7 +105,7 @@ def control_text(control_type: int, value: bytes | None) -> str | None:
         return None
     name, kind = known
     try:
-        version = _version(value)  # these records start with their version
+        version = version_of(value)  # these records start with their version
         message = decode(kind, version, value)
     except ProtocolError:
         return None
@@ -142,7 +142,7 @@ def offsets(record: Record) -> Texts:
 def _texts(record: Record, kinds: dict[int, tuple[type[Struct], type[Struct]]]) -> Texts:
     key, value, offset = record.key, record.value, record.offset
     try:
-        version = _version(key)
+        version = version_of(key)
         if version not in kinds:
             return f"Unknown record type {version} at offset {offset}, skipping.", None
         key_kind, value_kind = kinds[version]
@@ -150,7 +150,7 @@ def _texts(record: Record, kinds: dict[int, tuple[type[Struct], type[Struct]]]) 
         key_text = compact({"type": str(version), "data": plain(name, version)})
         if value is None:
             return key_text, DELETED
-        version = _version(value)
+        version = version_of(value)
         message = decode(value_kind, version, value, 2)
         shown = plain(message, version)
     except ProtocolError as problem:
@@ -169,19 +169,13 @@ def _texts(record: Record, kinds: dict[int, tuple[type[Struct], type[Struct]]]) 
 def _embedded(kind: type[Struct], data: bytes, otherwise: Any) -> Any:
     """Decodes a message of the consumer protocol; returns ``otherwise`` if that fails."""
     try:
-        version = _version(data)
+        version = version_of(data)
         if version > parse_versions(kind.versions_)[1] or version < 0:
             return otherwise
         message, _ = decode_prefix(kind, version, data, 2, len(data))
         return plain(message, version)
     except ProtocolError:
         return otherwise
-
-
-def _version(data: bytes | None) -> int:
-    if data is None or len(data) < 2:
-        raise ProtocolError(f"{data!r} holds no version")
-    return int.from_bytes(data[:2], "big", signed=True)
 
 
 def _number(size: int, data: bytes) -> str:

@@ -20,13 +20,12 @@ from tidemill.model.errors import KafkaError, ProtocolError
 from tidemill.model.system_interfaces import Files
 from tidemill.records.batch import parse_batch
 from tidemill.records.record_reader import read_stored
-from tidemill.wire.codec import decode
+from tidemill.wire.codec import VERSION_BYTES, decode
 
 TOPIC: Final = "__transaction_state"
 OPEN: Final = {1: "ongoing", 2: "being committed", 3: "being aborted"}
 """States in which markers are still missing."""
 BEING_ABORTED: Final = 3
-VERSION_BYTES: Final = 2
 
 
 class OpenTransaction(NamedTuple):

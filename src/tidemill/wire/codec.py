@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Generator
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from tidemill.model.errors import ProtocolError
 from tidemill.wire.schema import Decoder, EncodeError, Encoder, Struct, parse_versions
 
 S = TypeVar("S", bound=Struct)
+
+VERSION_BYTES: Final = 2
 
 
 def encode(message: Struct, version: int) -> bytes:
@@ -23,6 +25,18 @@ def encode(message: Struct, version: int) -> bytes:
     dropped), :class:`EncodeError` when a value does not fit its type or the version does not exist.
     """
     return b"".join(encode_parts(message, version))
+
+
+def encode_versioned(message: Struct, version: int) -> bytes:
+    """As :func:`encode`, after an INT16 with the version, as in records of the coordinators."""
+    return version.to_bytes(VERSION_BYTES, "big") + encode(message, version)
+
+
+def version_of(data: bytes | None) -> int:
+    """Returns the INT16 version before a message. Raises ProtocolError."""
+    if data is None or len(data) < VERSION_BYTES:
+        raise ProtocolError(f"{data!r} is too short to contain a version")
+    return int.from_bytes(data[:VERSION_BYTES], "big", signed=True)
 
 
 def encode_parts(message: Struct, version: int) -> list[bytes]:

@@ -11,27 +11,14 @@ import contextlib
 from typing import Final, TypeVar
 
 from tidemill.model.errors import ProtocolError
-from tidemill.wire.codec import decode_prefix
-from tidemill.wire.messages.consumer_protocol import ConsumerProtocolAssignment, ConsumerProtocolSubscription
-from tidemill.wire.schema import Struct
+from tidemill.wire.codec import VERSION_BYTES, decode_prefix, version_of
+from tidemill.wire.messages.consumer_protocol import ConsumerProtocolSubscription
+from tidemill.wire.schema import Struct, parse_versions
 
-VERSION_BYTES: Final = 2
-SUBSCRIPTION_VERSION: Final = 3
-ASSIGNMENT_VERSION: Final = 3
 SUBSCRIPTION_TOPICS_MAX: Final = 100_000
 """As the elements of a client's request: :data:`tidemill.wire.decoding.REQUEST_ELEMENTS_MAX`."""
 
 Message = TypeVar("Message", bound=Struct)
-
-
-def decode_subscription(data: bytes) -> ConsumerProtocolSubscription:
-    """Decodes a member's subscription. Raises ProtocolError."""
-    return _decode(ConsumerProtocolSubscription, SUBSCRIPTION_VERSION, data)
-
-
-def decode_assignment(data: bytes) -> ConsumerProtocolAssignment:
-    """Decodes a member's assignment. Raises ProtocolError."""
-    return _decode(ConsumerProtocolAssignment, ASSIGNMENT_VERSION, data)
 
 
 def decode_subscribed_topics(data: bytes) -> list[str]:
@@ -45,11 +32,9 @@ def decode_subscribed_topics(data: bytes) -> list[str]:
     return decode_prefix(ConsumerProtocolSubscription, 0, data, VERSION_BYTES, len(data))[0].topics
 
 
-def _decode(kind: type[Message], newest: int, data: bytes) -> Message:
-    """Decodes the message after its version; raises ProtocolError if ``data`` holds none."""
-    if len(data) < VERSION_BYTES:
-        raise ProtocolError(f"{kind.__name__}: {len(data)} bytes hold no version")
-    version = min(int.from_bytes(data[:VERSION_BYTES], "big", signed=True), newest)
+def decode_message(kind: type[Message], data: bytes) -> Message:
+    """Decodes a subscription or an assignment. Raises ProtocolError if ``data`` holds none."""
+    version = min(version_of(data), parse_versions(kind.versions_)[1])
     try:
         return decode_prefix(kind, version, data, VERSION_BYTES, len(data))[0]
     except ProtocolError:

@@ -5,7 +5,7 @@ COORDINATOR_LOAD_IN_PROGRESS, a request for a partition that another broker lead
 groups cost no CPU time: timers share one heap, and a heartbeat sets no timer.
 
 A partition that cannot be read is read again after a growing pause. A partition that cannot be replayed fails
-its requests with NOT_COORDINATOR until its next leader election, as in Kafka's ``CoordinatorRuntime``.
+its requests with NOT_COORDINATOR until it has another leader, as in Kafka's ``CoordinatorRuntime``.
 """
 
 from __future__ import annotations
@@ -144,11 +144,7 @@ class GroupCoordinator:
         """Starts to load the partition of ``__consumer_offsets`` that this broker leads from ``epoch`` on."""
         shard = self._shards.get(partition)
         if shard is not None:
-            is_elected_again = epoch > shard.epoch
             shard.epoch = max(shard.epoch, epoch)
-            if is_elected_again and shard.has_failed:
-                shard.load_again()
-                self._start_load(shard, None)
         else:
             self._add_shard(partition, epoch, None)
 
@@ -175,9 +171,6 @@ class GroupCoordinator:
         )
         self._shards[partition] = shard
         self._by_number[shard.number] = shard
-        self._start_load(shard, former)
-
-    def _start_load(self, shard: GroupCoordinatorShard, former: GroupCoordinatorShard | None) -> None:
         self._loads.track(self._tasks.start(self._load(shard, former)))
 
     async def wait_loaded(self, timeout_s: float) -> None:
@@ -243,8 +236,8 @@ class GroupCoordinator:
             # The next attempt would read the same records.
             shard.fail()
             logger.error(
-                "%s-%d could not be loaded, and its groups are unavailable until its next leader election:"
-                " %s; see the record with 'tidemill log dump'",
+                "%s-%d could not be loaded: %s; its groups have no coordinator until another broker leads the"
+                " partition, or this broker restarts; see the record with 'tidemill log dump'",
                 OFFSETS_TOPIC,
                 shard.partition,
                 problem,

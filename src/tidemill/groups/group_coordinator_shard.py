@@ -87,22 +87,21 @@ ACTIVE: Final = 1
 CLOSED: Final = 2
 """Another broker leads the partition."""
 FAILED: Final = 3
-"""The log could not be replayed; the shard handles no requests until a broker is elected again."""
+"""The log could not be replayed; the shard handles no requests."""
 
 ACTIVATE: Final = 0
 CLOSE: Final = 1
 FAIL: Final = 2
-LOAD_AGAIN: Final = 3
 
 TRANSITIONS: Final = TransitionTable(
     "shard",
     ["LOADING", "ACTIVE", "CLOSED", "FAILED"],
-    ["ACTIVATE", "CLOSE", "FAIL", "LOAD_AGAIN"],
+    ["ACTIVATE", "CLOSE", "FAIL"],
     [
-        [ACTIVE, CLOSED, FAILED, NONE],  # LOADING
-        [NONE, CLOSED, NONE, NONE],  # ACTIVE
-        [NONE, NONE, NONE, NONE],  # CLOSED
-        [NONE, CLOSED, NONE, LOADING],  # FAILED
+        [ACTIVE, CLOSED, FAILED],  # LOADING
+        [NONE, CLOSED, NONE],  # ACTIVE
+        [NONE, NONE, NONE],  # CLOSED
+        [NONE, CLOSED, NONE],  # FAILED
     ],
 )
 
@@ -480,14 +479,9 @@ class GroupCoordinatorShard:
         return OffsetsLoader(self._state_machine, self.partition, self._config.unpacked_bytes_max)
 
     def fail(self) -> None:
-        """Drops all groups: the log cannot be replayed. Requests fail until :meth:`load_again`."""
+        """Drops all groups: the log cannot be replayed."""
         self.state = TRANSITIONS.after(self.state, FAIL)
         self._state_machine = GroupMetadataManager(self._config)
-
-    def load_again(self) -> None:
-        """Begins another load after :meth:`fail`."""
-        self.state = TRANSITIONS.after(self.state, LOAD_AGAIN)
-        self.load_backoff.reset()
 
     def activate(self) -> None:
         """Starts to handle requests, after the log was loaded."""
@@ -501,7 +495,7 @@ class GroupCoordinatorShard:
 
     def topics_deleted(self, topics: Mapping[str, bytes]) -> None:
         """Removes the offsets of deleted topics, given as a map of name to id, once the log is loaded."""
-        if not self.is_active:
+        if self.state == LOADING:
             self._topics_deleted.append(topics)
         else:
             self._state_machine.topics_deleted(topics, self.now())

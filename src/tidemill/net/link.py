@@ -18,13 +18,13 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 from tidemill import __version__
 from tidemill.model.errors import ErrorCode, ProtocolError, TidemillError
 from tidemill.model.event_loop_slices import run_in_slices
 from tidemill.net.framing import NEED_DATA, FrameReader
-from tidemill.wire.apis import ApiKey, response_class
+from tidemill.wire.apis import ApiKey, ResponseT, expect_response, response_class
 from tidemill.wire.codec import decode_in_slices, encode_in_slices, encode_parts
 from tidemill.wire.header import decode_response, request_head, response_body
 from tidemill.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -50,8 +50,6 @@ RECEIVE_BYTES_MIN = 16 * 1024
 RECEIVE_BYTES_MAX = 1024 * 1024
 """The sizes of one receive. The second limits the memory that is allocated for an announced size."""
 _SIZE = struct.Struct(">i")
-
-ResponseT = TypeVar("ResponseT", bound=Struct)
 
 
 class LinkError(TidemillError):
@@ -205,11 +203,7 @@ class Link:
             raise LinkTimeout(f"{self.name}: {reason}") from None
         if isinstance(response, _LargeResponse):
             response = await self._decoded(response)
-        if not isinstance(response, response_type):
-            raise TypeError(
-                f"the response of API {key} is a {type(response).__name__}, not a {response_type.__name__}"
-            )
-        return response
+        return expect_response(response, response_type)
 
     def _check_open(self) -> None:
         if self.close_reason is not None:

@@ -14,9 +14,11 @@ from collections.abc import Mapping
 from enum import IntEnum
 from functools import cached_property
 from importlib import import_module
-from typing import Final
+from typing import Final, TypeVar
 
 from tidemill.wire.schema import Struct, parse_versions
+
+ResponseT = TypeVar("ResponseT", bound=Struct)
 
 
 class ApiKey(IntEnum):
@@ -177,6 +179,16 @@ def request_class(key: int) -> type[Struct]:
 def response_class(key: int) -> type[Struct]:
     """Returns the class of an API's response, and imports its module on first use. KeyError: unknown key."""
     return API[key].response
+
+
+def expect_response(response: Struct, response_type: type[ResponseT]) -> ResponseT:
+    """Returns a decoded response as the class that the sender of its request declares.
+
+    Raises TypeError if the response belongs to another API.
+    """
+    if not isinstance(response, response_type):
+        raise TypeError(f"the response is a {type(response).__name__}, not a {response_type.__name__}")
+    return response
 
 
 def request_header_version(key: int, version: int) -> int:

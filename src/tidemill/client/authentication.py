@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tidemill.client.config import ClientConfig
     from tidemill.client.login import Login
     from tidemill.client.sasl import Mechanism
+    from tidemill.client.tls import TlsSettings
 
 HANDSHAKE_VERSION = 1
 """From this version (Kafka 1.0) the mechanism's messages are requests; before, they were raw bytes."""
@@ -57,7 +58,7 @@ class Security:
     def __init__(self, config: ClientConfig) -> None:
         protocol = config.str("security.protocol")
         self.login: Login | None = None
-        self.tls: Any = None
+        self.tls: TlsSettings | None = None
         if protocol.startswith("sasl"):
             from tidemill.client.login import login_of
 

@@ -160,7 +160,7 @@ class Connection:
         )
         self._broker_versions: dict[int, tuple[int, int]] = {}
         self._usable_versions: dict[int, int] = {}
-        self._socket: Any = None
+        self._socket: socket.socket | None = None
         self._poller = select.poll()
         self._send_lock = threading.Lock()
         self._reader_changed = threading.Condition()
@@ -181,7 +181,10 @@ class Connection:
         """Raised by the non-blocking socket if it has no bytes, or accepts none."""
         # OpenSSL forbids concurrent reads and writes of a session, and one thread sends while another
         # receives. No call under the lock waits.
-        self._tls_lock: Any = threading.Lock() if self._tls is not None else contextlib.nullcontext()
+        self._tls_lock = threading.Lock()
+        self._socket_lock: contextlib.AbstractContextManager[object] = (
+            self._tls_lock if self._tls is not None else contextlib.nullcontext()
+        )
 
     # -- opening ------------------------------------------------------------------------------------------
 
@@ -230,7 +233,7 @@ class Connection:
             self.close()
             raise
 
-    def _connect(self, deadline: float) -> Any:
+    def _connect(self, deadline: float) -> socket.socket:
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as problem:  # UnicodeError: a label of the name is empty or too long.
@@ -457,7 +460,7 @@ class Connection:
             raise OSError(errno.ENOTCONN, "not connected")
         while view:
             try:
-                with self._tls_lock:
+                with self._socket_lock:
                     view = view[opened.send(view) :]
             except self._would_block:
                 left_s = deadline - time.monotonic()
@@ -571,14 +574,14 @@ class Connection:
         except (OSError, ValueError):
             return None  # It is being closed.
 
-    def _has_unread(self, opened: Any) -> bool:
+    def _has_unread(self, opened: socket.socket) -> bool:
         """Whether TLS has or may have unread bytes: True also while another thread uses the session."""
         if self._tls is None:
             return False
         if not self._tls_lock.acquire(blocking=False):
             return True
         try:
-            return bool(opened.pending())
+            return self._tls.has_unread(opened)
         finally:
             self._tls_lock.release()
 
@@ -598,7 +601,7 @@ class Connection:
             return False
         if self._tls is not None:
             with self._tls_lock:
-                if self._socket is not None and self._socket.pending():
+                if self._socket is not None and self._tls.has_unread(self._socket):
                     return True
         return bool(self._poller.poll(max(0, int(timeout * 1000 + 0.999))))
 
@@ -668,8 +671,8 @@ class Connection:
         if opened is None:
             raise OSError(errno.ENOTCONN, "not connected")
         try:
-            with self._tls_lock:
-                received: bytes = opened.recv(min(count, RECEIVE_SLICE))
+            with self._socket_lock:
+                received = opened.recv(min(count, RECEIVE_SLICE))
         except self._would_block:
             return None
         if not received:

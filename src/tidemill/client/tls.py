@@ -80,6 +80,10 @@ class TlsSettings:
         """Returns the connection after its handshake; raises OSError if that fails."""
         return self.context().wrap_socket(plain, server_hostname=host)
 
+    def has_unread(self, connection: socket.socket) -> bool:
+        """Whether a connection of :meth:`wrap` has received bytes that poll does not report."""
+        return isinstance(connection, ssl.SSLSocket) and connection.pending() > 0
+
     def refusal(self, problem: BaseException | None, address: str) -> ClientError | None:
         """Returns the error for a certificate that one end refuses; None if a retry may help."""
         if isinstance(problem, ssl.SSLCertVerificationError):

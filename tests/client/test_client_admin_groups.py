@@ -13,10 +13,11 @@ from tidemill.client.errors import ClientError
 from tidemill.client.group_offsets import Committed
 from tidemill.model.errors import ErrorCode
 from tidemill.testing import Broker
-from tidemill.wire.apis import ApiKey
+from tidemill.wire.apis import ApiKey, ResponseT
 from tidemill.wire.messages.consumer_group_describe import ConsumerGroupDescribeResponse, DescribedGroup
 from tidemill.wire.messages.describe_groups import DescribedGroup as OlderGroup
 from tidemill.wire.messages.describe_groups import DescribeGroupsResponse
+from tidemill.wire.schema import Struct
 
 NewTopic = Callable[..., str]
 
@@ -181,13 +182,10 @@ class NewerCoordinator:
     def __init__(self, newer: DescribedGroup) -> None:
         self.newer = newer
 
-    def version(self, key: ApiKey) -> int:
-        return 5
-
     def supports(self, key: ApiKey) -> bool:
         return True
 
-    def call(self, key: ApiKey, request: Any, **options: Any) -> Any:
+    def call(self, key: ApiKey, message: Struct, response_type: type[ResponseT], **options: Any) -> Struct:
         if key == ApiKey.CONSUMER_GROUP_DESCRIBE:
             return ConsumerGroupDescribeResponse(groups=[self.newer])
         older = OlderGroup(error_code=ErrorCode.GROUP_ID_NOT_FOUND, group_id="g")

@@ -23,11 +23,12 @@ from tidemill.client.login import PasswordLogin
 from tidemill.client.network_client import CONTROL, NetworkClient, Node
 from tidemill.client.scram import ScramMechanism
 from tidemill.model.errors import ErrorCode
-from tidemill.wire.apis import API, ApiKey
+from tidemill.wire.apis import API, ApiKey, ResponseT
 from tidemill.wire.header import decode_request, encode_response, parse_request_header
-from tidemill.wire.messages.metadata import MetadataRequest
+from tidemill.wire.messages.metadata import MetadataRequest, MetadataResponse
 from tidemill.wire.messages.sasl_authenticate import SaslAuthenticateResponse
 from tidemill.wire.messages.sasl_handshake import SaslHandshakeResponse
+from tidemill.wire.schema import Struct
 
 LOGIN = {
     "security.protocol": "sasl_plaintext",
@@ -102,8 +103,8 @@ def connect(port: int) -> Iterator[Callable[..., Connection]]:
         one.close()
 
 
-def ask(connection: Connection) -> Any:
-    return connection.call(ApiKey.METADATA, MetadataRequest(topics=None))
+def ask(connection: Connection) -> MetadataResponse:
+    return connection.call(ApiKey.METADATA, MetadataRequest(topics=None), MetadataResponse)
 
 
 VERSIONS, HANDSHAKE, AUTHENTICATE, METADATA = (
@@ -225,7 +226,7 @@ def test_a_broker_without_the_password_is_reported_as_an_impostor() -> None:
     salted = b"r=abcdef,s=QSXCR+Q6sek8bf92,i=4096"
     answers = iter([b"", salted, b"v=" + base64.b64encode(bytes(32))])
 
-    def ask(*_: Any) -> Any:
+    def ask(key: ApiKey, message: Struct, response_type: type[ResponseT], version: int | None) -> Any:
         return SimpleNamespace(error_code=0, auth_bytes=next(answers), session_lifetime_ms=0)
 
     login = PasswordLogin("SCRAM-SHA-256", "u", "p4ssword", False)

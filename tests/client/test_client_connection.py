@@ -21,7 +21,7 @@ from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import API, ApiKey
 from tidemill.wire.header import decode_request, encode_response, parse_request_header
 from tidemill.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
-from tidemill.wire.messages.list_groups import ListGroupsRequest
+from tidemill.wire.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 from tidemill.wire.messages.metadata import MetadataRequest, MetadataResponse
 from tidemill.wire.schema import UnsupportedByVersion
 
@@ -129,7 +129,7 @@ def serve() -> Iterator[Callable[..., Connection]]:
 
 
 def ask(connection: Connection) -> MetadataResponse:
-    return connection.call(ApiKey.METADATA, MetadataRequest(topics=None))  # type: ignore[no-any-return]
+    return connection.call(ApiKey.METADATA, MetadataRequest(topics=None), MetadataResponse)
 
 
 def test_the_highest_common_version_is_chosen(serve: Callable[..., Connection]) -> None:
@@ -212,13 +212,13 @@ def test_any_thread_receives_the_responses_in_order(serve: Callable[..., Connect
 
     def wait() -> None:
         connection.wait(second, 5)
-        results.append(second.response())
+        results.append(second.response(MetadataResponse))
 
     thread = threading.Thread(target=wait)
     thread.start()
     assert connection.wait(first, 5)
     thread.join()
-    assert first.response() == second.response() == results[0]
+    assert first.response(MetadataResponse) == second.response(MetadataResponse) == results[0]
     assert connection.in_flight == 0
 
 
@@ -316,7 +316,7 @@ def test_an_unsupported_filter_is_refused_and_not_omitted(
     connection = serve(script)
     connection.open()
     with pytest.raises(UnsupportedByVersion, match=r"states_filter"):
-        connection.call(ApiKey.LIST_GROUPS, ListGroupsRequest(states_filter=["Empty"]))
+        connection.call(ApiKey.LIST_GROUPS, ListGroupsRequest(states_filter=["Empty"]), ListGroupsResponse)
     assert connection.in_flight == 0
 
 
@@ -327,7 +327,7 @@ def test_a_closed_connection_ends_all_requests(serve: Callable[..., Connection])
     for request in requests:
         assert connection.wait(request, 5)
         with pytest.raises(BrokerUnreachable, match=r"reopened when needed"):
-            request.response()
+            request.response(MetadataResponse)
 
 
 def test_a_silent_broker_is_disconnected_after_the_timeout(serve: Callable[..., Connection]) -> None:
@@ -348,7 +348,7 @@ def test_a_wait_shorter_than_the_request_timeout_keeps_the_connection(
     assert not connection.wait(request, 0.05)
     go.set()
     assert connection.wait(request, 5)
-    assert request.response().cluster_id == "c"
+    assert request.response(MetadataResponse).cluster_id == "c"
 
 
 def test_a_response_in_small_pieces_is_assembled(serve: Callable[..., Connection]) -> None:
@@ -386,7 +386,7 @@ def test_receive_returns_while_a_response_is_incomplete(serve: Callable[..., Con
     assert not request.done
     go.set()
     assert connection.wait(request, 5)
-    assert request.response().cluster_id == "c"
+    assert request.response(MetadataResponse).cluster_id == "c"
 
 
 def test_an_incomplete_response_expires(serve: Callable[..., Connection]) -> None:
@@ -408,7 +408,7 @@ def test_a_response_that_waits_to_be_read_does_not_expire(serve: Callable[..., C
     request = connection.send(ApiKey.METADATA, MetadataRequest(topics=None))
     time.sleep(0.5)
     assert not connection.expire(time.monotonic())
-    assert request.response().cluster_id == "c"
+    assert request.response(MetadataResponse).cluster_id == "c"
 
 
 def test_an_incomplete_response_that_does_not_proceed_expires(serve: Callable[..., Connection]) -> None:
@@ -419,7 +419,7 @@ def test_an_incomplete_response_that_does_not_proceed_expires(serve: Callable[..
     assert connection.expire(time.monotonic())
     go.set()
     with pytest.raises(RequestTimeout, match=r"has not answered Metadata"):
-        request.response()
+        request.response(MetadataResponse)
 
 
 class Interrupted:
@@ -456,7 +456,7 @@ def test_an_interrupt_leaves_no_connection_in_the_middle_of_a_response(
         connection.wait(request, 5)
     assert connection.wait(request, 5)
     with pytest.raises(BrokerUnreachable, match=r"interrupted.*reopened when needed"):
-        request.response()
+        request.response(MetadataResponse)
     assert connection.closed
 
 

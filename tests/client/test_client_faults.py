@@ -39,14 +39,16 @@ from tidemill.client.record_accumulator import RecordAccumulator, TopicQueues
 from tidemill.client.sender import Sender
 from tidemill.model.errors import ErrorCode
 from tidemill.records.batch import parse_batch
-from tidemill.wire.apis import ApiKey
+from tidemill.wire.apis import ApiKey, ResponseT
 from tidemill.wire.messages.init_producer_id import InitProducerIdResponse
 from tidemill.wire.messages.produce import (
     BatchIndexAndErrorMessage,
     PartitionProduceResponse,
+    ProduceRequest,
     ProduceResponse,
     TopicProduceResponse,
 )
+from tidemill.wire.schema import Struct
 
 
 class Proxy:
@@ -258,10 +260,12 @@ def test_the_error_without_a_producer_id_names_the_alternative(
 ) -> None:
     asked = NetworkClient.call_any
 
-    def refused(self: NetworkClient, key: ApiKey, request: Any, deadline: float, **options: Any) -> Any:
+    def refused(
+        self: NetworkClient, key: ApiKey, message: Struct, response_type: type[ResponseT], deadline: float
+    ) -> Struct:
         if key is ApiKey.INIT_PRODUCER_ID:
             return InitProducerIdResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, producer_id=-1)
-        return asked(self, key, request, deadline, **options)
+        return asked(self, key, message, response_type, deadline)
 
     monkeypatch.setattr(NetworkClient, "call_any", refused)
     topic = new_topic(1)
@@ -546,11 +550,10 @@ def test_the_sequence_restarts_after_an_expired_batch(sequence: int, bumps: bool
 class Sent:
     """A request without a response."""
 
-    def __init__(self, tag: Any) -> None:
-        self.tag = tag
+    def __init__(self) -> None:
         self.done = False
 
-    def response(self) -> Any:
+    def response(self, response_type: type[ResponseT]) -> ResponseT:
         raise BrokerUnreachable("the connection broke")
 
 
@@ -571,9 +574,12 @@ class Broker:
     def fileno(self) -> int:
         return -1
 
-    def send(self, *arguments: Any, tag: Any, **options: Any) -> Any:
-        self.sequences += [batch.sequence for batch in tag]
-        return Sent(tag)
+    def send(self, key: ApiKey, message: ProduceRequest, **options: Any) -> Sent:
+        for topic in message.topic_data:
+            for partition in topic.partition_data:
+                records = partition.records or b""
+                self.sequences.append(parse_batch(records, 0, len(records)).base_sequence)
+        return Sent()
 
     def oldest_unanswered(self) -> None:
         return None
@@ -637,7 +643,7 @@ def test_a_batch_is_retried_if_another_thread_closes_its_connection(
     found.append(topic, 0, 1, None, b"v", None, None, 0.0)
     sender._send_ready(time.monotonic() + 1)
     queue = topic.queues[0]
-    (request,) = sender._in_flight[broker]
+    ((request, _),) = sender._in_flight[broker]
     sender._polled_connections[10_000] = broker
     broker.closed = True
     sender._poll_responses(0.0)
@@ -770,9 +776,9 @@ def test_a_refusal_names_the_refused_record_once(
         entry.record_errors = [BatchIndexAndErrorMessage(batch_index=4, batch_index_error_message=of_record)]
     answer = ProduceResponse(responses=[TopicProduceResponse(name="t", partition_responses=[entry])])
     connection = Connection("there", 9, ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"}))
-    request = InFlightRequest(connection, ApiKey.PRODUCE, 9, 1, 0.0, list(topic.queues[0].in_flight))
-    monkeypatch.setattr(InFlightRequest, "decoded", lambda _: answer)
-    sender._handle_response(request)
+    request = InFlightRequest(connection, ApiKey.PRODUCE, 9, 1, 0.0)
+    monkeypatch.setattr(InFlightRequest, "decoded", lambda _, response_type: answer)
+    sender._handle_response(request, list(topic.queues[0].in_flight))
     error = str(delivery.exception(0))
     assert text in error
     assert error.count("no key") == text.count("no key")

@@ -120,8 +120,8 @@ def test_a_throttled_consumer_waits_before_the_next_fetch(
 ) -> None:
     broker = fetches.brokers[LEADER]
     empty = struct.pack(">iihii", 1, 60_000, 0, 0, 0)  # correlation, throttle, error, session, no topics
-    request = SimpleNamespace(tag={ITEM: 0}, error=None, frame=empty, version=version, connection=broker)
-    fetches.fetcher._handle_response(LEADER, request)  # type: ignore[arg-type]
+    request = SimpleNamespace(error=None, frame=empty, version=version, connection=broker)
+    fetches.fetcher._handle_response(LEADER, request, {ITEM: 0})  # type: ignore[arg-type]
     assert fetches.ask() == brokers
     broker.throttled_until_s = 0.0
     assert fetches.ask() == [LEADER]

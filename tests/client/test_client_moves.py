@@ -9,8 +9,9 @@ from tidemill.client import Admin
 from tidemill.client.connection import Connection
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
-from tidemill.wire.apis import ApiKey
+from tidemill.wire.apis import ApiKey, ResponseT
 from tidemill.wire.messages import elect_leaders
+from tidemill.wire.schema import Struct
 
 NewTopic = Callable[..., str]
 
@@ -60,9 +61,11 @@ def test_an_election_is_retried_if_the_controller_has_moved(
     asked: list[ApiKey] = []
     call = Connection.call
 
-    def moved_once(self: Connection, key: ApiKey, request: Any, **others: Any) -> Any:
+    def moved_once(
+        self: Connection, key: ApiKey, message: Struct, response_type: type[ResponseT], **others: Any
+    ) -> Struct:
         if key != ApiKey.ELECT_LEADERS or asked:
-            return call(self, key, request, **others)
+            return call(self, key, message, response_type, **others)
         asked.append(key)
         result = elect_leaders.PartitionResult(
             partition_id=0, error_code=ErrorCode.NOT_CONTROLLER, error_message=None

@@ -67,15 +67,23 @@ from tidemill.wire.messages import (
     list_partition_reassignments,
     unregister_broker,
 )
-from tidemill.wire.messages.consumer_group_describe import ConsumerGroupDescribeRequest
-from tidemill.wire.messages.delete_groups import DeleteGroupsRequest
-from tidemill.wire.messages.describe_cluster import DescribeClusterRequest
-from tidemill.wire.messages.describe_groups import DescribeGroupsRequest
-from tidemill.wire.messages.list_groups import ListGroupsRequest
+from tidemill.wire.messages.consumer_group_describe import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+)
+from tidemill.wire.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
+from tidemill.wire.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
+from tidemill.wire.messages.describe_groups import (
+    DescribedGroup,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+)
+from tidemill.wire.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 from tidemill.wire.messages.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
+    OffsetDeleteResponse,
 )
 
 HIGH_WATERMARK = -1
@@ -143,7 +151,12 @@ class Admin:
             request = create_topics.CreateTopicsRequest(
                 topics=wanted, timeout_ms=remaining_ms(deadline), validate_only=validate_only
             )
-            response = connection.call(ApiKey.CREATE_TOPICS, request, timeout=response_timeout(deadline))
+            response = connection.call(
+                ApiKey.CREATE_TOPICS,
+                request,
+                create_topics.CreateTopicsResponse,
+                timeout=response_timeout(deadline),
+            )
             result: dict[str, CreatedTopic | ClientError] = {}
             for item in response.topics:
                 if item.error_code:
@@ -197,7 +210,11 @@ class Admin:
             else:
                 request.topic_names = wanted
             response = connection.call(
-                ApiKey.DELETE_TOPICS, request, version=version, timeout=response_timeout(deadline)
+                ApiKey.DELETE_TOPICS,
+                request,
+                delete_topics.DeleteTopicsResponse,
+                version=version,
+                timeout=response_timeout(deadline),
             )
             result: dict[str, ClientError | None] = {}
             for item in response.responses:
@@ -255,17 +272,23 @@ class Admin:
         ``assignments`` has the replicas of the new partitions. ``validate_only`` only checks the request.
         """
         deadline = self._connections.deadline(timeout)
-        item = create_partitions.CreatePartitionsTopic(name=topic, count=total, assignments=None)
-        if assignments is not None:
-            item.assignments = [
-                create_partitions.CreatePartitionsAssignment(broker_ids=list(ids)) for ids in assignments
-            ]
+        replicas = (
+            None
+            if assignments is None
+            else [create_partitions.CreatePartitionsAssignment(broker_ids=list(ids)) for ids in assignments]
+        )
+        item = create_partitions.CreatePartitionsTopic(name=topic, count=total, assignments=replicas)
 
         def send(connection: Connection) -> None:
             request = create_partitions.CreatePartitionsRequest(
                 topics=[item], timeout_ms=remaining_ms(deadline), validate_only=validate_only
             )
-            response = connection.call(ApiKey.CREATE_PARTITIONS, request, timeout=response_timeout(deadline))
+            response = connection.call(
+                ApiKey.CREATE_PARTITIONS,
+                request,
+                create_partitions.CreatePartitionsResponse,
+                timeout=response_timeout(deadline),
+            )
             for result in response.results:
                 check(
                     result.error_code,
@@ -292,8 +315,10 @@ class Admin:
         wanted = {TopicPartition(*item): offset for item, offset in before.items()}
         deadline = self._connections.deadline(timeout)
 
-        def build(items: list[TopicPartition]) -> Any:
-            return delete_records.DeleteRecordsRequest(
+        def send(
+            connection: Connection, items: list[TopicPartition]
+        ) -> dict[TopicPartition, delete_records.DeleteRecordsPartitionResult]:
+            request = delete_records.DeleteRecordsRequest(
                 topics=[
                     delete_records.DeleteRecordsTopic(
                         name=topic,
@@ -308,11 +333,20 @@ class Admin:
                 ],
                 timeout_ms=remaining_ms(deadline),
             )
+            response = connection.call(
+                ApiKey.DELETE_RECORDS,
+                request,
+                delete_records.DeleteRecordsResponse,
+                timeout=response_timeout(deadline),
+            )
+            return {
+                TopicPartition(topic.name, entry.partition_index): entry
+                for topic in response.topics
+                for entry in topic.partitions
+            }
 
         result: dict[TopicPartition, int] = {}
-        for broker, item, entry in self._connections.call_leaders(
-            wanted, ApiKey.DELETE_RECORDS, build, deadline
-        ):
+        for broker, item, entry in self._connections.call_leaders(wanted, send, deadline):
             check(
                 entry.error_code,
                 f"delete records of {item} before {wanted[item]}",
@@ -355,20 +389,31 @@ class Admin:
     ) -> dict[TopicPartition, list[ProducerEntry]]:
         """Returns the active idempotent producers of each partition, from its leader."""
 
-        def build(items: list[TopicPartition]) -> Any:
-            return describe_producers.DescribeProducersRequest(
+        def send(
+            connection: Connection, items: list[TopicPartition]
+        ) -> dict[TopicPartition, describe_producers.PartitionResponse]:
+            request = describe_producers.DescribeProducersRequest(
                 topics=[
                     describe_producers.TopicRequest(name=topic, partition_indexes=numbers)
                     for topic, numbers in by_topic(items).items()
                 ]
             )
+            response = connection.call(
+                ApiKey.DESCRIBE_PRODUCERS,
+                request,
+                describe_producers.DescribeProducersResponse,
+                timeout=response_timeout(deadline),
+            )
+            return {
+                TopicPartition(topic.name, entry.partition_index): entry
+                for topic in response.topics
+                for entry in topic.partitions
+            }
 
         wanted = [TopicPartition(*item) for item in partitions]
         deadline = self._connections.deadline(timeout)
         result: dict[TopicPartition, list[ProducerEntry]] = {}
-        for broker, item, entry in self._connections.call_leaders(
-            wanted, ApiKey.DESCRIBE_PRODUCERS, build, deadline
-        ):
+        for broker, item, entry in self._connections.call_leaders(wanted, send, deadline):
             what = f"describe the producers of {item}"
             check(entry.error_code, what, detail=entry.error_message, broker=broker)
             result[item] = [
@@ -429,7 +474,11 @@ class Admin:
             include_documentation=documentation and version >= 3,
         )
         response = connection.call(
-            ApiKey.DESCRIBE_CONFIGS, request, version=version, timeout=response_timeout(deadline)
+            ApiKey.DESCRIBE_CONFIGS,
+            request,
+            describe_configs.DescribeConfigsResponse,
+            version=version,
+            timeout=response_timeout(deadline),
         )
         result = response.results[0]
         what = f"describe the configuration of {_named(resource)}"
@@ -469,7 +518,10 @@ class Admin:
         )
         connection = self._connection_for(resource, deadline)
         response = connection.call(
-            ApiKey.INCREMENTAL_ALTER_CONFIGS, request, timeout=response_timeout(deadline)
+            ApiKey.INCREMENTAL_ALTER_CONFIGS,
+            request,
+            incremental_alter_configs.IncrementalAlterConfigsResponse,
+            timeout=response_timeout(deadline),
         )
         what = f"change the configuration of {_named(resource)}"
         for result in response.responses:
@@ -510,7 +562,7 @@ class Admin:
         for node_id in self._connections.live_brokers(deadline):
             connection = self._network_client.connection(node_id, CONTROL, deadline)
             # A broker that cannot filter is an error: it would return groups that do not match.
-            response = connection.call(ApiKey.LIST_GROUPS, request)
+            response = connection.call(ApiKey.LIST_GROUPS, request, ListGroupsResponse)
             if response.error_code not in (0, ErrorCode.COORDINATOR_NOT_AVAILABLE):
                 raise error_for(response.error_code, "list groups", broker=connection.address)
             for group in response.groups:
@@ -525,9 +577,9 @@ class Admin:
         """
 
         def send(connection: Connection) -> GroupDescription:
-            version = connection.version(ApiKey.DESCRIBE_GROUPS)
-            request = DescribeGroupsRequest(groups=[group])
-            response = connection.call(ApiKey.DESCRIBE_GROUPS, request, version=version).groups[0]
+            response = connection.call(
+                ApiKey.DESCRIBE_GROUPS, DescribeGroupsRequest(groups=[group]), DescribeGroupsResponse
+            ).groups[0]
             gone = response.error_code == ErrorCode.GROUP_ID_NOT_FOUND or response.group_state == DEAD
             if gone and connection.supports(ApiKey.CONSUMER_GROUP_DESCRIBE):
                 found = _describe_consumer_group(connection, group)
@@ -546,7 +598,9 @@ class Admin:
         """Deletes a group without members, and its offsets."""
 
         def send(connection: Connection) -> None:
-            response = connection.call(ApiKey.DELETE_GROUPS, DeleteGroupsRequest(groups_names=[group]))
+            response = connection.call(
+                ApiKey.DELETE_GROUPS, DeleteGroupsRequest(groups_names=[group]), DeleteGroupsResponse
+            )
             for result in response.results:
                 check(result.error_code, f"delete group {group!r}", broker=connection.address)
 
@@ -616,7 +670,7 @@ class Admin:
         )
 
         def send(connection: Connection) -> None:
-            response = connection.call(ApiKey.OFFSET_DELETE, request)
+            response = connection.call(ApiKey.OFFSET_DELETE, request, OffsetDeleteResponse)
             check(response.error_code, f"delete offsets of group {group!r}", broker=connection.address)
             for topic in response.topics:
                 for entry in topic.partitions:
@@ -779,7 +833,10 @@ class Admin:
                 timeout_ms=remaining_ms(deadline), topics=topics
             )
             response = connection.call(
-                ApiKey.ALTER_PARTITION_REASSIGNMENTS, request, timeout=response_timeout(deadline)
+                ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+                request,
+                alter_partition_reassignments.AlterPartitionReassignmentsResponse,
+                timeout=response_timeout(deadline),
             )
             check(
                 response.error_code,
@@ -822,7 +879,12 @@ class Admin:
                 for path, items in by_path.items()
             ]
         )
-        response = connection.call(ApiKey.ALTER_REPLICA_LOG_DIRS, request, timeout=response_timeout(deadline))
+        response = connection.call(
+            ApiKey.ALTER_REPLICA_LOG_DIRS,
+            request,
+            alter_replica_log_dirs.AlterReplicaLogDirsResponse,
+            timeout=response_timeout(deadline),
+        )
         results = (
             (item.topic_name, p.partition_index, p.error_code, None)
             for item in response.results
@@ -835,21 +897,26 @@ class Admin:
     ) -> dict[TopicPartition, PartitionMove]:
         """Returns the reassignments in progress, of ``partitions`` or of all."""
         deadline = self._connections.deadline(timeout)
-        wanted = None
-        if partitions is not None:
-            wanted = [
+        wanted = (
+            None
+            if partitions is None
+            else [
                 list_partition_reassignments.ListPartitionReassignmentsTopics(
                     name=name, partition_indexes=numbers
                 )
                 for name, numbers in by_topic(partitions).items()
             ]
+        )
 
         def send(connection: Connection) -> dict[TopicPartition, PartitionMove]:
             request = list_partition_reassignments.ListPartitionReassignmentsRequest(
                 timeout_ms=remaining_ms(deadline), topics=wanted
             )
             response = connection.call(
-                ApiKey.LIST_PARTITION_REASSIGNMENTS, request, timeout=response_timeout(deadline)
+                ApiKey.LIST_PARTITION_REASSIGNMENTS,
+                request,
+                list_partition_reassignments.ListPartitionReassignmentsResponse,
+                timeout=response_timeout(deadline),
             )
             check(
                 response.error_code,
@@ -881,16 +948,17 @@ class Admin:
         any live replica of a partition without a leader; records that this replica lacks are lost.
         """
         deadline = self._connections.deadline(timeout)
-        wanted = None
-        if partitions is not None:
-            wanted = [
+        wanted = (
+            None
+            if partitions is None
+            else [
                 elect_leaders.TopicPartitions(topic=name, partitions=numbers)
                 for name, numbers in by_topic(partitions).items()
             ]
+        )
 
         def send(connection: Connection) -> dict[TopicPartition, ClientError | None]:
             version = connection.version(ApiKey.ELECT_LEADERS)
-            what = "elect leaders"
             if unclean and version < 1:
                 raise error_for(
                     ErrorCode.UNSUPPORTED_VERSION, "elect out-of-sync leaders", broker=connection.address
@@ -901,13 +969,16 @@ class Admin:
                 timeout_ms=remaining_ms(deadline),
             )
             response = connection.call(
-                ApiKey.ELECT_LEADERS, request, version=version, timeout=response_timeout(deadline)
+                ApiKey.ELECT_LEADERS,
+                request,
+                elect_leaders.ElectLeadersResponse,
+                version=version,
+                timeout=response_timeout(deadline),
             )
-            check(response.error_code, what, broker=connection.address)
-            items = response.replica_election_results
+            check(response.error_code, "elect leaders", broker=connection.address)
             results = (
                 (item.topic, p.partition_id, p.error_code, p.error_message)
-                for item in items
+                for item in response.replica_election_results
                 for p in item.partition_result
             )
             return _outcomes(results, "elect a leader of", connection)
@@ -919,10 +990,11 @@ class Admin:
         deadline = self._connections.deadline(timeout)
 
         def send(connection: Connection) -> None:
-            version = connection.version(ApiKey.UNREGISTER_BROKER)
-            request = unregister_broker.UnregisterBrokerRequest(broker_id=broker_id)
             response = connection.call(
-                ApiKey.UNREGISTER_BROKER, request, version=version, timeout=response_timeout(deadline)
+                ApiKey.UNREGISTER_BROKER,
+                unregister_broker.UnregisterBrokerRequest(broker_id=broker_id),
+                unregister_broker.UnregisterBrokerResponse,
+                timeout=response_timeout(deadline),
             )
             check(
                 response.error_code,
@@ -940,8 +1012,9 @@ class Admin:
         deadline = self._connections.deadline(timeout)
         connection = self._network_client.any_connection(deadline)
         if connection.supports(ApiKey.DESCRIBE_CLUSTER):
-            request = DescribeClusterRequest()
-            response = self._network_client.call_any(ApiKey.DESCRIBE_CLUSTER, request, deadline)
+            response = self._network_client.call_any(
+                ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(), DescribeClusterResponse, deadline
+            )
             check(
                 response.error_code,
                 "describe the cluster",
@@ -973,7 +1046,10 @@ class Admin:
                 # The limit leaves time for the other brokers if one is suspended.
                 timeout_seconds = min(response_timeout(deadline), self.config.seconds("request.timeout.ms"))
                 response = connection.call(
-                    ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(), timeout=timeout_seconds
+                    ApiKey.DESCRIBE_CLUSTER,
+                    DescribeClusterRequest(),
+                    DescribeClusterResponse,
+                    timeout=timeout_seconds,
                 )
             except (BrokerUnreachable, RequestTimeout):
                 continue
@@ -993,10 +1069,17 @@ class Admin:
         result: dict[int, list[LogDirectory]] = {}
         for broker_id in brokers:
             connection = self._network_client.connection(broker_id, CONTROL, deadline)
-            request = describe_log_dirs.DescribeLogDirsRequest(topics=None)
-            response = connection.call(ApiKey.DESCRIBE_LOG_DIRS, request, timeout=response_timeout(deadline))
-            what = f"describe the directories of broker {broker_id}"
-            check(response.error_code, what, broker=connection.address)
+            response = connection.call(
+                ApiKey.DESCRIBE_LOG_DIRS,
+                describe_log_dirs.DescribeLogDirsRequest(topics=None),
+                describe_log_dirs.DescribeLogDirsResponse,
+                timeout=response_timeout(deadline),
+            )
+            check(
+                response.error_code,
+                f"describe the directories of broker {broker_id}",
+                broker=connection.address,
+            )
             result[broker_id] = [_log_directory(found) for found in response.results]
         return result
 
@@ -1032,7 +1115,11 @@ def _creatable(topic: NewTopic) -> create_topics.CreatableTopic:
     )
 
 
-def _refused(item: Any, operation: str, connection: Connection) -> ClientError:
+def _refused(
+    item: create_topics.CreatableTopicResult | delete_topics.DeletableTopicResult,
+    operation: str,
+    connection: Connection,
+) -> ClientError:
     """Builds the error of one topic in a response; raises NOT_CONTROLLER instead."""
     missing = item.error_code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
     problem = error_for(
@@ -1060,7 +1147,7 @@ def _topic_description(topic: Topic) -> TopicDescription:
     )
 
 
-def _config_entry(entry: Any) -> ConfigEntry:
+def _config_entry(entry: describe_configs.DescribeConfigsResourceResult) -> ConfigEntry:
     source = SOURCES.get(entry.config_source, "unknown")
     return ConfigEntry(
         entry.name,
@@ -1078,7 +1165,7 @@ def _named(resource: ConfigResource) -> str:
     return f"{resource.kind.name.lower().replace('_', ' ')} {resource.name or '(all)'!r}"
 
 
-def _described(response: Any, coordinator: int) -> GroupDescription:
+def _described(response: DescribedGroup, coordinator: int) -> GroupDescription:
     members: list[GroupMember] = []
     for member in response.members:
         partitions: list[TopicPartition] = []
@@ -1105,7 +1192,9 @@ def _described(response: Any, coordinator: int) -> GroupDescription:
 def _describe_consumer_group(connection: Connection, group: str) -> GroupDescription | None:
     """Describes a group of the consumer protocol (KIP-848); returns None if there is no such group."""
     response = connection.call(
-        ApiKey.CONSUMER_GROUP_DESCRIBE, ConsumerGroupDescribeRequest(group_ids=[group])
+        ApiKey.CONSUMER_GROUP_DESCRIBE,
+        ConsumerGroupDescribeRequest(group_ids=[group]),
+        ConsumerGroupDescribeResponse,
     ).groups[0]
     if ErrorCode.of(response.error_code) in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
         return None
@@ -1176,7 +1265,7 @@ def _outcomes(
     return found
 
 
-def _log_directory(result: Any) -> LogDirectory:
+def _log_directory(result: describe_log_dirs.DescribeLogDirsResult) -> LogDirectory:
     return LogDirectory(
         result.log_dir,
         ErrorCode.of(result.error_code).name if result.error_code else None,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, TypeVar
 
 from tidemill.client.config import ClientConfig
 from tidemill.client.connection import Connection
@@ -14,9 +14,18 @@ from tidemill.client.offsets import partitions_by_leader
 from tidemill.model.errors import RETRIABLE, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
-from tidemill.wire.messages.describe_cluster import DescribeClusterRequest
+from tidemill.wire.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 
 ResultT = TypeVar("ResultT")
+
+
+class PartitionResult(Protocol):
+    """The result of a partition in the response of its leader."""
+
+    error_code: int
+
+
+PartitionResultT = TypeVar("PartitionResultT", bound=PartitionResult)
 
 
 class AdminConnections:
@@ -59,31 +68,31 @@ class AdminConnections:
     def call_leaders(
         self,
         items: Iterable[TopicPartition],
-        key: ApiKey,
-        build: Callable[[list[TopicPartition]], Any],
+        send: Callable[[Connection, list[TopicPartition]], Mapping[TopicPartition, PartitionResultT]],
         deadline: float,
-    ) -> list[tuple[str, TopicPartition, Any]]:
-        """Sends each leader a request for its partitions; returns broker address, partition and result of
-        each.
+    ) -> list[tuple[str, TopicPartition, PartitionResultT]]:
+        """Calls ``send`` with a connection to each leader and its partitions; returns broker address,
+        partition and result of each.
 
         Retries until ``deadline`` if a leader moves, is unreachable or returns a retriable error.
         """
-        entries: list[tuple[str, TopicPartition, Any]] = []
+        entries: list[tuple[str, TopicPartition, PartitionResultT]] = []
         left = list(items)
         while True:
-            refused: list[tuple[str, TopicPartition, Any]] = []
+            refused: list[tuple[str, TopicPartition, PartitionResultT]] = []
             silent: ClientError | None = None
             again: list[TopicPartition] = []
             for node_id, part in partitions_by_leader(self.network_client, left, deadline, "use").items():
                 try:
-                    answered = self._call_leader(node_id, part, key, build, deadline)
+                    connection = self._leader_connection(node_id, part, deadline)
+                    answered = send(connection, part)
                 except (BrokerUnreachable, RequestTimeout) as problem:
                     silent = problem
                     again += part
                     continue
-                for entry in answered:
-                    is_refused = ErrorCode.of(entry[2].error_code) in RETRIABLE
-                    (refused if is_refused else entries).append(entry)
+                for item, result in answered.items():
+                    is_refused = ErrorCode.of(result.error_code) in RETRIABLE
+                    (refused if is_refused else entries).append((connection.address, item, result))
             again += [item for _, item, _ in refused]
             pause = self.config.seconds("retry.backoff.ms")
             if not again or time.monotonic() + pause >= deadline:
@@ -102,31 +111,19 @@ class AdminConnections:
         self.network_client.refresh(deadline)
         known = self.network_client.nodes
         if self.network_client.any_connection(deadline).supports(ApiKey.DESCRIBE_CLUSTER):
-            request = DescribeClusterRequest()
-            response = self.network_client.call_any(ApiKey.DESCRIBE_CLUSTER, request, deadline)
+            response = self.network_client.call_any(
+                ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(), DescribeClusterResponse, deadline
+            )
             if not response.error_code:
                 return sorted(b.broker_id for b in response.brokers if b.broker_id in known)
         return sorted(known)
 
-    def _call_leader(
-        self,
-        node_id: int,
-        part: list[TopicPartition],
-        key: ApiKey,
-        build: Callable[[list[TopicPartition]], Any],
-        deadline: float,
-    ) -> list[tuple[str, TopicPartition, Any]]:
+    def _leader_connection(self, node_id: int, part: list[TopicPartition], deadline: float) -> Connection:
         if node_id < 0:
             raise BrokerUnreachable(
                 f"no leader for {', '.join(map(str, part))}", ErrorCode.LEADER_NOT_AVAILABLE
             )
-        connection = self.network_client.connection(node_id, CONTROL, deadline)
-        response = connection.call(key, build(part), timeout=response_timeout(deadline))
-        return [
-            (connection.address, TopicPartition(topic.name, entry.partition_index), entry)
-            for topic in response.topics
-            for entry in topic.partitions
-        ]
+        return self.network_client.connection(node_id, CONTROL, deadline)
 
 
 def remaining_ms(deadline: float) -> int:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tidemill.client.errors import AuthenticationFailed, ClientError, error_for
 from tidemill.client.sasl import WrongSignature, printable, refusal_text
 from tidemill.model.errors import ErrorCode, ProtocolError
-from tidemill.wire.apis import ApiKey
-from tidemill.wire.messages.sasl_authenticate import SaslAuthenticateRequest
-from tidemill.wire.messages.sasl_handshake import SaslHandshakeRequest
+from tidemill.wire.apis import ApiKey, ResponseT
+from tidemill.wire.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from tidemill.wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from tidemill.wire.schema import Struct
 
 if TYPE_CHECKING:
     from tidemill.client.config import ClientConfig
@@ -30,12 +30,17 @@ HANDSHAKE_VERSION = 1
 RENEW_FROM, RENEW_TO = 0.85, 0.95
 """The fraction of a session after which the client logs in again: random between both, as in Kafka."""
 
-SendRequest = Callable[[ApiKey, Any, int | None], Any]
-"""Sends a request, in the given version or the newest, and returns its response."""
-
-
 RENEW_AGAIN_SECONDS = 1.5
 """Pause after a broker ignored a new login: Kafka accepts one per second."""
+
+
+class SendRequest(Protocol):
+    """Sends a request of a login."""
+
+    def __call__(
+        self, key: ApiKey, message: Struct, response_type: type[ResponseT], version: int | None
+    ) -> ResponseT:
+        """Sends a request, in ``version`` or the newest, and returns its response."""
 
 
 class LoginNotExpected(AuthenticationFailed):
@@ -73,16 +78,18 @@ def authenticate(send_request: SendRequest, login: Login, mechanism: Mechanism, 
     """Logs in by ``mechanism``, a new exchange. Raises AuthenticationFailed if either end refuses."""
     began = time.monotonic()
     handshake = send_request(
-        ApiKey.SASL_HANDSHAKE, SaslHandshakeRequest(mechanism=mechanism.name), HANDSHAKE_VERSION
+        ApiKey.SASL_HANDSHAKE,
+        SaslHandshakeRequest(mechanism=mechanism.name),
+        SaslHandshakeResponse,
+        HANDSHAKE_VERSION,
     )
     if handshake.error_code:
         raise _handshake_error(handshake, mechanism.name, address)
     try:
         message: bytes | None = mechanism.first()
         while message is not None:
-            response = send_request(
-                ApiKey.SASL_AUTHENTICATE, SaslAuthenticateRequest(auth_bytes=message), None
-            )
+            request = SaslAuthenticateRequest(auth_bytes=message)
+            response = send_request(ApiKey.SASL_AUTHENTICATE, request, SaslAuthenticateResponse, None)
             if response.error_code:
                 raise _login_error(response, login, mechanism, address)
             message = mechanism.respond(response.auth_bytes)
@@ -108,7 +115,7 @@ def session_of(lifetime_ms: int, began: float, fraction: float) -> Session:
     return Session(began + life * fraction, began + life)
 
 
-def _handshake_error(response: Any, mechanism: str, address: str) -> ClientError:
+def _handshake_error(response: SaslHandshakeResponse, mechanism: str, address: str) -> ClientError:
     if response.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM:
         offered = printable(", ".join(response.mechanisms)) or "none"
         text = (
@@ -126,7 +133,9 @@ def _handshake_error(response: Any, mechanism: str, address: str) -> ClientError
     return AuthenticationFailed(text, broker=address)
 
 
-def _login_error(response: Any, login: Login, mechanism: Mechanism, address: str) -> ClientError:
+def _login_error(
+    response: SaslAuthenticateResponse, login: Login, mechanism: Mechanism, address: str
+) -> ClientError:
     if response.error_code != ErrorCode.SASL_AUTHENTICATION_FAILED:
         return error_for(
             response.error_code,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tidemill.model.configs.listeners import join_address
+from tidemill.wire.messages.metadata import MetadataResponseTopic
 
 
 class Node:
@@ -61,7 +60,7 @@ class Topic:
         self.partitions = partitions
 
 
-def topic_image(item: Any, old: Topic | None) -> Topic:
+def topic_image(name: str, item: MetadataResponseTopic, old: Topic | None) -> Topic:
     """Returns the image of a topic from a Metadata response; ``old`` is the image before.
 
     A partition whose leader epoch is lower than in ``old`` comes from an outdated broker: ``old`` is kept.
@@ -83,4 +82,4 @@ def topic_image(item: Any, old: Topic | None) -> Topic:
                 p.offline_replicas,
             )
         )
-    return Topic(item.name, item.topic_id, item.is_internal, partitions)
+    return Topic(name, item.topic_id, item.is_internal, partitions)

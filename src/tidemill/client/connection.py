@@ -16,8 +16,6 @@ import struct
 import threading
 import time
 from collections import deque
-from functools import partial
-from typing import Any
 
 import tidemill
 from tidemill.client.authentication import (
@@ -25,6 +23,7 @@ from tidemill.client.authentication import (
     UNLIMITED,
     LoginNotExpected,
     Security,
+    SendRequest,
     Session,
     authenticate,
 )
@@ -41,9 +40,10 @@ from tidemill.model.configs.listeners import join_address
 from tidemill.model.errors import ErrorCode, ProtocolError, TidemillError
 from tidemill.model.os_error_texts import fault_of
 from tidemill.net.framing import NEED_DATA, FrameReader, FrameSizeError
-from tidemill.wire.apis import API, ApiKey
+from tidemill.wire.apis import API, ApiKey, ResponseT, expect_response
 from tidemill.wire.header import decode_response, encode_request
-from tidemill.wire.messages.api_versions import ApiVersionsRequest
+from tidemill.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from tidemill.wire.schema import Struct
 
 RECEIVE_SLICE = 256 * 1024
 """Maximum bytes requested in one call. Python allocates this size before it knows how many bytes arrived."""
@@ -87,18 +87,11 @@ class InFlightRequest:
         "expires_s",
         "frame",
         "sent_s",
-        "tag",
         "version",
     )
 
     def __init__(
-        self,
-        connection: Connection,
-        api_key: ApiKey,
-        version: int,
-        correlation_id: int,
-        expires: float,
-        tag: Any,
+        self, connection: Connection, api_key: ApiKey, version: int, correlation_id: int, expires: float
     ) -> None:
         self.connection = connection
         self.api_key = api_key
@@ -106,7 +99,6 @@ class InFlightRequest:
         self.correlation_id = correlation_id
         self.sent_s = time.monotonic()
         self.expires_s = expires
-        self.tag = tag
         self.done = False
         self.error: ClientError | None = None
         self.frame: bytes = b""
@@ -116,21 +108,21 @@ class InFlightRequest:
         """How long it has waited for the response, for errors: ``within 30.0 s``."""
         return f"within {time.monotonic() - self.sent_s:.1f} s"
 
-    def response(self) -> Any:
-        """Returns the decoded response; raises the error that ended the connection.
+    def response(self, response_type: type[ResponseT]) -> ResponseT:
+        """Returns the decoded response, of the class of its API; raises the error that ended the connection.
 
         Raises BrokerUnreachable if the bytes are not a valid response; the connection is closed then.
         """
         if self.error is not None:
             raise self.error
         try:
-            return self.decoded()
+            return self.decoded(response_type)
         except ProtocolError as problem:
             raise self.connection.reject_response(problem) from problem
 
-    def decoded(self) -> Any:
+    def decoded(self, response_type: type[ResponseT]) -> ResponseT:
         """Decodes ``frame``; raises ProtocolError if it is not a valid response."""
-        return decode_response(self.api_key, self.version, self.frame)[1]
+        return expect_response(decode_response(self.api_key, self.version, self.frame)[1], response_type)
 
 
 class Connection:
@@ -203,8 +195,9 @@ class Connection:
             self._negotiate_versions(deadline)
             if self._login is not None and mechanism is not None:
                 self._check_login_supported(mechanism.name)
-                send_request = partial(self._call_until, deadline)
-                self._login_session = authenticate(send_request, self._login, mechanism, self.address)
+                self._login_session = authenticate(
+                    self._login_requests(deadline), self._login, mechanism, self.address
+                )
         except ProtocolError as problem:
             self.close()
             raise BrokerUnreachable(
@@ -312,12 +305,11 @@ class Connection:
             code = struct.unpack_from(">h", request.frame, 4)[0] if len(request.frame) >= 6 else 0
             if code == ErrorCode.UNSUPPORTED_VERSION and version > 0:
                 request.version = 0
-                known = [
-                    k.max_version for k in request.decoded().api_keys if k.api_key == ApiKey.API_VERSIONS
-                ]
+                offered = request.decoded(ApiVersionsResponse).api_keys
+                known = [k.max_version for k in offered if k.api_key == ApiKey.API_VERSIONS]
                 version = min(version - 1, known[0]) if known else 0
                 continue
-            response = request.decoded()
+            response = request.decoded(ApiVersionsResponse)
             if response.error_code:
                 raise error_for(response.error_code, "negotiate versions", broker=self.address)
             self._broker_versions = {k.api_key: (k.min_version, k.max_version) for k in response.api_keys}
@@ -357,11 +349,10 @@ class Connection:
     def send(
         self,
         key: ApiKey,
-        message: Any,
+        message: Struct | bytes,
         *,
         version: int | None = None,
         timeout: float | None = None,
-        tag: Any = None,
         has_response: bool = True,
     ) -> InFlightRequest:
         """Sends a request and returns at once. ``has_response`` is False for Produce with acks=0.
@@ -374,14 +365,16 @@ class Connection:
         self.last_used_s = now = time.monotonic()
         if now >= self._login_session.renew_at:
             self._reauthenticate(now)
-        request = InFlightRequest(self, key, version, 0, now + (timeout or self._request_timeout_s), tag)
+        request = InFlightRequest(self, key, version, 0, now + (timeout or self._request_timeout_s))
         with self._send_lock:
             self._write_request(request, message, has_response)
         if request.error is not None:
             raise request.error
         return request
 
-    def _write_request(self, request: InFlightRequest, message: Any, has_response: bool = True) -> None:
+    def _write_request(
+        self, request: InFlightRequest, message: Struct | bytes, has_response: bool = True
+    ) -> None:
         """Writes a request. The caller holds the send lock."""
         if self.closed:
             raise BrokerUnreachable(f"the connection to broker {self.address} is closed", broker=self.address)
@@ -401,15 +394,24 @@ class Connection:
 
     # -- logging in ---------------------------------------------------------------------------------------
 
-    def _call_until(self, deadline: float, key: ApiKey, message: Any, version: int | None) -> Any:
-        """Sends a request of a login and waits until ``deadline``. No other thread sends meanwhile."""
-        version = self.version(key) if version is None else version
-        timeout = min(self._request_timeout_s, max(0.001, deadline - time.monotonic()))
-        request = InFlightRequest(self, key, version, 0, time.monotonic() + timeout, None)
-        self._write_request(request, message)
-        while not request.done:
-            self.wait(request, timeout + 1)
-        return request.response()
+    def _login_requests(self, deadline: float) -> SendRequest:
+        """Returns the function that sends the requests of a login, until ``deadline``.
+
+        No other thread sends meanwhile.
+        """
+
+        def send_request(
+            key: ApiKey, message: Struct, response_type: type[ResponseT], version: int | None
+        ) -> ResponseT:
+            version = self.version(key) if version is None else version
+            timeout = min(self._request_timeout_s, max(0.001, deadline - time.monotonic()))
+            request = InFlightRequest(self, key, version, 0, time.monotonic() + timeout)
+            self._write_request(request, message)
+            while not request.done:
+                self.wait(request, timeout + 1)
+            return request.response(response_type)
+
+        return send_request
 
     def _check_login_supported(self, mechanism: str) -> None:
         if not self.supports(ApiKey.SASL_AUTHENTICATE):
@@ -441,8 +443,10 @@ class Connection:
         try:
             mechanism = self._login.begin()
             with self._send_lock:
-                send_request = partial(self._call_until, time.monotonic() + self._request_timeout_s)
-                self._login_session = authenticate(send_request, self._login, mechanism, self.address)
+                deadline = time.monotonic() + self._request_timeout_s
+                self._login_session = authenticate(
+                    self._login_requests(deadline), self._login, mechanism, self.address
+                )
         except LoginNotExpected:
             again = time.monotonic() + RENEW_AGAIN_SECONDS
             self._login_session = Session(again, self._login_session.ends_at)
@@ -521,14 +525,20 @@ class Connection:
         )
 
     def call(
-        self, key: ApiKey, message: Any, *, version: int | None = None, timeout: float | None = None
-    ) -> Any:
+        self,
+        key: ApiKey,
+        message: Struct,
+        response_type: type[ResponseT],
+        *,
+        version: int | None = None,
+        timeout: float | None = None,
+    ) -> ResponseT:
         """Sends a request and returns its decoded response."""
         request = self.send(key, message, version=version, timeout=timeout)
         self.wait(request, (timeout or self._request_timeout_s) + 1)
         if not request.done:
             self._fail(self._timeout_error(request))
-        return request.response()
+        return request.response(response_type)
 
     def receive(self) -> None:
         """Reads the bytes that have arrived; for a thread that polls :meth:`fileno` itself.

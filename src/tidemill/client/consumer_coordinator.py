@@ -27,7 +27,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from tidemill.client.assignors import Assignor
 from tidemill.client.connection import Connection, InFlightRequest
@@ -48,10 +48,18 @@ from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.transition_table import NONE, TransitionTable
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
-from tidemill.wire.messages.api_versions import ApiVersionsRequest
-from tidemill.wire.messages.heartbeat import HeartbeatRequest
-from tidemill.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
-from tidemill.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+from tidemill.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from tidemill.wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from tidemill.wire.messages.join_group import (
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    JoinGroupResponse,
+)
+from tidemill.wire.messages.sync_group import (
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
+    SyncGroupResponse,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -246,11 +254,15 @@ class ConsumerCoordinator:
             return False
         self._pending_request = None
         try:
-            response = request.response()
+            response = (
+                request.response(JoinGroupResponse)
+                if self.state == PREPARING_REBALANCE
+                else request.response(SyncGroupResponse)
+            )
         except ClientError:
             self._transition(FAIL)
             raise
-        if self.state == PREPARING_REBALANCE:
+        if isinstance(response, JoinGroupResponse):
             return self._handle_join(response, request.connection, deadline)
         return self._handle_sync(response, deadline)
 
@@ -316,7 +328,7 @@ class ConsumerCoordinator:
         self._pending_request = connection.send(ApiKey.JOIN_GROUP, message, version=version, timeout=timeout)
         self._start_heartbeat_thread()
 
-    def _handle_join(self, response: Any, connection: Connection, deadline: float) -> bool:
+    def _handle_join(self, response: JoinGroupResponse, connection: Connection, deadline: float) -> bool:
         if response.error_code:
             return self._handle_error(response, "join", connection, deadline)
         with self._lock:
@@ -344,7 +356,9 @@ class ConsumerCoordinator:
         self._pending_request = connection.send(ApiKey.SYNC_GROUP, message, version=version, timeout=timeout)
         return True
 
-    def _perform_assignment(self, response: Any, deadline: float) -> list[SyncGroupRequestAssignment]:
+    def _perform_assignment(
+        self, response: JoinGroupResponse, deadline: float
+    ) -> list[SyncGroupRequestAssignment]:
         """Computes the assignment of all members, as the group leader."""
         assignor = self._assignors.get(self.protocol)
         if assignor is None:
@@ -380,7 +394,7 @@ class ConsumerCoordinator:
             if now != self._partition_counts and not errors:
                 self.request_rejoin("the partitions of a topic changed")
 
-    def _handle_sync(self, response: Any, deadline: float) -> bool:
+    def _handle_sync(self, response: SyncGroupResponse, deadline: float) -> bool:
         if response.error_code:
             return self._handle_error(response, "sync", None, deadline)
         assigned = read_assignment(response.assignment, self.group_id)
@@ -400,13 +414,17 @@ class ConsumerCoordinator:
         return True
 
     def _handle_error(
-        self, response: Any, operation: str, connection: Connection | None, deadline: float
+        self,
+        response: JoinGroupResponse | SyncGroupResponse,
+        operation: str,
+        connection: Connection | None,
+        deadline: float,
     ) -> bool:
         """Handles an error in the response to JoinGroup or SyncGroup; returns False at ``deadline``."""
         code = ErrorCode.of(response.error_code)
         with self._lock:
             self._transition(FAIL)
-            if code == ErrorCode.MEMBER_ID_REQUIRED:
+            if code == ErrorCode.MEMBER_ID_REQUIRED and isinstance(response, JoinGroupResponse):
                 self.member_id = response.member_id
                 return True
             if code in MEMBERSHIP_LOST:
@@ -513,7 +531,9 @@ class ConsumerCoordinator:
             return
         deadline = time.monotonic() + self._heartbeat_interval_s
         connection = self._network_client.connection(node_id, CONTROL, deadline)
-        connection.call(ApiKey.API_VERSIONS, ApiVersionsRequest(), version=0, timeout=PROBE_S)
+        connection.call(
+            ApiKey.API_VERSIONS, ApiVersionsRequest(), ApiVersionsResponse, version=0, timeout=PROBE_S
+        )
         if self._is_coordinator_silent:
             self._is_coordinator_silent = False
             self._network_client.coordinator_warnings.ended(self.group_id)
@@ -530,7 +550,11 @@ class ConsumerCoordinator:
             group_instance_id=self.instance_id if version >= 3 else None,
         )
         response = connection.call(
-            ApiKey.HEARTBEAT, message, version=version, timeout=max(1.0, self._session_timeout_ms / 1000)
+            ApiKey.HEARTBEAT,
+            message,
+            HeartbeatResponse,
+            version=version,
+            timeout=max(1.0, self._session_timeout_ms / 1000),
         )
         code = ErrorCode.of(response.error_code)
         with self._lock:

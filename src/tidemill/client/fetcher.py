@@ -104,7 +104,8 @@ class Fetcher:
         self._check_crcs = config.bool("check.crcs")
         self._unpacked_bytes_max = config.int(UNPACKED_KEY)
         self._auto_offset_reset = config.str("auto.offset.reset")
-        self._in_flight: dict[int, InFlightRequest] = {}
+        self._in_flight: dict[int, tuple[InFlightRequest, dict[TopicPartition, int]]] = {}
+        """By broker, the request in flight, and the offset that it has for each partition."""
         self.completed_fetches: deque[CompletedFetch] = deque()
         self._pipe = WakePipe()
 
@@ -126,8 +127,8 @@ class Fetcher:
         """
         now = time.monotonic()
         busy = {fetch.topic_partition for fetch in self.completed_fetches}
-        for request in self._in_flight.values():
-            busy.update(request.tag)
+        for _, requested in self._in_flight.values():
+            busy.update(requested)
         by_node: dict[int, list[fetch_requests.PartitionFetch]] = {}
         wait = 1.0
         for item, position in self._positions.items():
@@ -212,11 +213,11 @@ class Fetcher:
             committed_only=self.committed_only,
             rack=self._rack,
         )
-        tag = {TopicPartition(requested.topic, requested.partition): requested.offset for requested in items}
+        offsets = {TopicPartition(fetch.topic, fetch.partition): fetch.offset for fetch in items}
         try:
-            self._in_flight[node_id] = connection.send(ApiKey.FETCH, message, version=version, tag=tag)
+            self._in_flight[node_id] = connection.send(ApiKey.FETCH, message, version=version), offsets
         except ClientError as problem:
-            self._fetch_failed(node_id, tag, problem)
+            self._fetch_failed(node_id, offsets, problem)
             return self._backoff
         return 1.0
 
@@ -237,10 +238,10 @@ class Fetcher:
         found: list[Wait] = []
         late: dict[TopicPartition, tuple[float, str]] = {}
         slow_s = self._fetch_wait_ms_max / 1000 + SLOW_S  # A broker may wait for records for this long.
-        for request in list(self._in_flight.values()):
+        for request, requested in list(self._in_flight.values()):
             if now - request.sent_s > slow_s and request.connection.oldest_unanswered() is request:
                 reason = no_response_text(request.connection, request.api_key)
-                late.update(dict.fromkeys(request.tag, (request.sent_s, reason)))
+                late.update(dict.fromkeys(requested, (request.sent_s, reason)))
         for item, position in list(self._positions.items()):
             if position.paused or not (position.error_name or item in late):
                 continue
@@ -267,7 +268,7 @@ class Fetcher:
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
         connections: dict[int, Connection] = {}
-        for connection in (*(request.connection for request in self._in_flight.values()), *others):
+        for connection in (*(request.connection for request, _ in self._in_flight.values()), *others):
             descriptor = connection.fileno()
             if descriptor >= 0:
                 poll.register(descriptor, select.POLLIN)
@@ -281,15 +282,16 @@ class Fetcher:
     def handle_responses(self) -> None:
         """Converts the received responses into completed fetches."""
         now = time.monotonic()
-        for node_id, request in list(self._in_flight.items()):
+        for node_id, (request, requested) in list(self._in_flight.items()):
             if not request.done:
                 request.connection.expire(now)
             if request.done:
                 del self._in_flight[node_id]
-                self._handle_response(node_id, request)
+                self._handle_response(node_id, request, requested)
 
-    def _handle_response(self, node_id: int, request: InFlightRequest) -> None:
-        requested: dict[TopicPartition, int] = request.tag
+    def _handle_response(
+        self, node_id: int, request: InFlightRequest, requested: dict[TopicPartition, int]
+    ) -> None:
         if request.error is not None:
             self._fetch_failed(node_id, requested, request.error)
             return

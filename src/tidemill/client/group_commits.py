@@ -11,6 +11,7 @@ from tidemill.client.errors import ClientError, CommitFailed, RequestTimeout
 from tidemill.client.group_offsets import COORDINATOR_MOVED, NAMED_MAX, Offsets, check_commit, commit_request
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.offset_commit import OffsetCommitResponse
 
 MEMBERSHIP_LOST = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION})
 """The group rebalanced without this member: it joins as a new member, and its partitions are lost."""
@@ -111,7 +112,11 @@ class GroupCommits:
         # The response to a commit of an earlier generation says nothing about the current membership.
         is_current = generation == self._membership.generation
         try:
-            check_commit(request.response(), self._membership.group_id, request.connection.address)
+            check_commit(
+                request.response(OffsetCommitResponse),
+                self._membership.group_id,
+                request.connection.address,
+            )
             self._membership.coordinator_answered()
         except ClientError as problem:
             if problem.code in MEMBERSHIP_LOST:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from tidemill.client.connection import Connection
 from tidemill.client.consumer_protocol import by_topic
@@ -17,11 +17,14 @@ from tidemill.wire.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
+    OffsetCommitResponse,
 )
 from tidemill.wire.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
 )
 
 ResultT = TypeVar("ResultT")
@@ -101,20 +104,22 @@ def commit_request(
     )
 
 
-def check_commit(response: Any, group: str, broker: str) -> None:
+def check_commit(response: OffsetCommitResponse, group: str, broker: str) -> None:
     """Raises the first error in a response to OffsetCommit."""
     for topic in response.topics:
         for entry in topic.partitions:
-            _check_partition(topic, entry, "commit", group, broker)
+            _check_partition(
+                TopicPartition(topic.name, entry.partition_index), entry.error_code, "commit", group, broker
+            )
 
 
-def _check_partition(topic: Any, entry: Any, action: str, group: str, broker: str) -> None:
+def _check_partition(item: TopicPartition, error_code: int, action: str, group: str, broker: str) -> None:
     check(
-        entry.error_code,
-        f"{action} {topic.name}-{entry.partition_index} for group {group!r}",
+        error_code,
+        f"{action} {item} for group {group!r}",
         broker=broker,
-        topic=topic.name,
-        partition=entry.partition_index,
+        topic=item.topic,
+        partition=item.partition,
     )
 
 
@@ -128,7 +133,9 @@ def commit_offsets(network_client: NetworkClient, group: str, offsets: Offsets, 
         request = commit_request(group, offsets, "", -1, None, version)
         left_s = max(1.0, deadline - time.monotonic())
         timeout = min(left_s, network_client.config.seconds("request.timeout.ms"))
-        response = connection.call(ApiKey.OFFSET_COMMIT, request, version=version, timeout=timeout)
+        response = connection.call(
+            ApiKey.OFFSET_COMMIT, request, OffsetCommitResponse, version=version, timeout=timeout
+        )
         check_commit(response, group, connection.address)
 
     call_coordinator(network_client, group, deadline, send)
@@ -158,7 +165,9 @@ def fetch_offsets(
         else:
             request.group_id, request.topics = group, topics
         timeout = network_client.response_timeout_s(deadline)
-        response = connection.call(ApiKey.OFFSET_FETCH, request, version=version, timeout=timeout)
+        response = connection.call(
+            ApiKey.OFFSET_FETCH, request, OffsetFetchResponse, version=version, timeout=timeout
+        )
         found = response.groups[0] if version >= 8 else response
         return _read_offsets(found, group, connection.address)
 
@@ -173,14 +182,17 @@ def fetch_offsets(
             time.sleep(network_client.config.seconds("retry.backoff.ms"))
 
 
-def _read_offsets(response: Any, group: str, broker: str) -> dict[TopicPartition, Committed]:
+def _read_offsets(
+    response: OffsetFetchResponse | OffsetFetchResponseGroup, group: str, broker: str
+) -> dict[TopicPartition, Committed]:
     check(response.error_code, f"read the offsets of group {group!r}", broker=broker)
     result: dict[TopicPartition, Committed] = {}
     for topic in response.topics:
         for entry in topic.partitions:
-            _check_partition(topic, entry, "read the offset of", group, broker)
+            item = TopicPartition(topic.name, entry.partition_index)
+            _check_partition(item, entry.error_code, "read the offset of", group, broker)
             if entry.committed_offset >= 0:
-                result[TopicPartition(topic.name, entry.partition_index)] = Committed(
+                result[item] = Committed(
                     entry.committed_offset, entry.committed_leader_epoch, entry.metadata or ""
                 )
     return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tidemill.client.assignors import Member
 from tidemill.client.connection import Connection
@@ -11,13 +11,16 @@ from tidemill.client.errors import ClientError
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
-from tidemill.wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
+from tidemill.wire.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity
+
+if TYPE_CHECKING:
+    from tidemill.wire.messages.join_group import JoinGroupResponse
 
 CONSUMER_PROTOCOL = "consumer"
 """The protocol type of groups whose members are consumers."""
 
 
-def read_members(response: Any, group: str, protocol: str) -> list[Member]:
+def read_members(response: JoinGroupResponse, group: str, protocol: str) -> list[Member]:
     """Returns the members in the group leader's response to JoinGroup, with their subscriptions."""
     try:
         return [
@@ -51,7 +54,7 @@ def leave_group(
     instance_id: str | None,
     reason: str,
     timeout: float | None = None,
-) -> Any:
+) -> LeaveGroupResponse:
     """Removes a member; returns the response. A static member, named by instance id, is removed for good."""
     version = connection.version(ApiKey.LEAVE_GROUP)
     request = LeaveGroupRequest(group_id=group)
@@ -59,4 +62,4 @@ def leave_group(
         request.members = [MemberIdentity(member_id=member_id, group_instance_id=instance_id, reason=reason)]
     else:
         request.member_id = member_id
-    return connection.call(ApiKey.LEAVE_GROUP, request, version=version, timeout=timeout)
+    return connection.call(ApiKey.LEAVE_GROUP, request, LeaveGroupResponse, version=version, timeout=timeout)

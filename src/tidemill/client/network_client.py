@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 from tidemill.client import wait_reasons
 from tidemill.client.authentication import Security
@@ -42,9 +41,10 @@ from tidemill.client.wait_reasons import Kind, Wait
 from tidemill.model.configs.listeners import join_address
 from tidemill.model.errors import ErrorCode, TidemillError
 from tidemill.model.types import ZERO_ID
-from tidemill.wire.apis import ApiKey
-from tidemill.wire.messages.find_coordinator import FindCoordinatorRequest
-from tidemill.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from tidemill.wire.apis import ApiKey, ResponseT
+from tidemill.wire.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from tidemill.wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from tidemill.wire.schema import Struct
 
 logger = logging.getLogger(__name__)
 
@@ -339,7 +339,11 @@ class NetworkClient:
                     wanted = []
                 request = MetadataRequest(topics=wanted, allow_auto_topic_creation=create or version < 4)
                 response = connection.call(
-                    ApiKey.METADATA, request, version=version, timeout=self.response_timeout_s(deadline)
+                    ApiKey.METADATA,
+                    request,
+                    MetadataResponse,
+                    version=version,
+                    timeout=self.response_timeout_s(deadline),
                 )
                 if response.error_code:
                     raise error_for(response.error_code, "read metadata", broker=connection.address)
@@ -359,7 +363,7 @@ class NetworkClient:
         left_s = deadline - time.monotonic()
         return min(self.config.seconds("request.timeout.ms"), max(METADATA_S, left_s))
 
-    def _apply_metadata(self, response: Any, every: bool) -> None:
+    def _apply_metadata(self, response: MetadataResponse, every: bool) -> None:
         with self._lock:
             self.nodes = {b.node_id: Node(b.node_id, b.host, b.port, b.rack) for b in response.brokers}
             self.controller_id = response.controller_id
@@ -374,7 +378,7 @@ class NetworkClient:
                         self.topics.pop(item.name, None)
                     continue
                 self.topic_errors.pop(item.name, None)
-                found[item.name] = topic_image(item, self.topics.get(item.name))
+                found[item.name] = topic_image(item.name, item, self.topics.get(item.name))
             if every:
                 self.topics = found
             else:
@@ -426,11 +430,13 @@ class NetworkClient:
 
     # -- calls --------------------------------------------------------------------------------------------
 
-    def call_any(self, key: ApiKey, message: Any, deadline: float) -> Any:
+    def call_any(
+        self, key: ApiKey, message: Struct, response_type: type[ResponseT], deadline: float
+    ) -> ResponseT:
         """Sends a request to any broker; tries others while brokers fail, until ``deadline``."""
         while True:
             try:
-                response = self.any_connection(deadline).call(key, message)
+                response = self.any_connection(deadline).call(key, message, response_type)
                 self._outage = None
                 return response
             except (BrokerUnreachable, RequestTimeout) as problem:
@@ -454,6 +460,7 @@ class NetworkClient:
                 response = connection.call(
                     ApiKey.FIND_COORDINATOR,
                     request,
+                    FindCoordinatorResponse,
                     version=version,
                     timeout=self.response_timeout_s(deadline),
                 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tidemill.client.config import ClientConfig
 from tidemill.client.connection import Connection, InFlightRequest
@@ -14,7 +14,12 @@ from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.list_offset_timestamps import FIRST_VERSION_OF, MAX_TIMESTAMP
-from tidemill.wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from tidemill.wire.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
 
 
 class OffsetAt(NamedTuple):
@@ -206,7 +211,7 @@ def read_list_offsets(request: InFlightRequest, items: Iterable[TopicPartition])
         result.retriable.update(dict.fromkeys(items, late))
         return result
     try:
-        response: Any = request.response()
+        response = request.response(ListOffsetsResponse)
     except (BrokerUnreachable, RequestTimeout) as problem:
         result.retriable.update(dict.fromkeys(items, problem))
         return result

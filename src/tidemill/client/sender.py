@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from functools import partial
-from typing import Any
 
 from tidemill.client.background_update import BackgroundUpdate
 from tidemill.client.batch_results import BatchResults
@@ -40,8 +39,14 @@ from tidemill.client.wake_pipe import WakePipe
 from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.apis import ApiKey
-from tidemill.wire.messages.init_producer_id import InitProducerIdRequest
-from tidemill.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tidemill.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tidemill.wire.messages.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +77,8 @@ class Sender:
         self._producer_epoch = -1
         self._poll = select.poll()
         self._polled_connections: dict[int, Connection] = {}
-        self._in_flight: dict[Connection, deque[InFlightRequest]] = {}
+        self._in_flight: dict[Connection, deque[tuple[InFlightRequest, list[ProducerBatch]]]] = {}
+        """The requests in flight, in their order, each with its batches."""
         self._pipe = WakePipe()
         self._poll.register(self._pipe, select.POLLIN)
         self.stopping = False
@@ -120,8 +126,8 @@ class Sender:
         now = time.monotonic()
         for connection, requests in list(self._in_flight.items()):
             connection.expire(now)
-            while requests and requests[0].done:
-                self._handle_response(requests.popleft())
+            while requests and requests[0][0].done:
+                self._handle_response(*requests.popleft())
         for descriptor, connection in list(self._polled_connections.items()):
             # The closing thread may not have ended every request yet: a later iteration handles the rest.
             if connection.closed and not self._in_flight.get(connection):
@@ -174,7 +180,9 @@ class Sender:
     def _init_producer_id(self, deadline: float) -> None:
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=2**31 - 1)
         try:
-            response = self._network_client.call_any(ApiKey.INIT_PRODUCER_ID, request, deadline)
+            response = self._network_client.call_any(
+                ApiKey.INIT_PRODUCER_ID, request, InitProducerIdResponse, deadline
+            )
             if response.error_code:
                 raise error_for(
                     response.error_code, "get a producer id (enable.idempotence=false needs none)"
@@ -330,15 +338,13 @@ class Sender:
                 topic_data=list(topics.values()),
             )
             self._poll_connection(connection)
-            request = connection.send(
-                ApiKey.PRODUCE, message, version=version, tag=batches, has_response=self._acks != 0
-            )
+            request = connection.send(ApiKey.PRODUCE, message, version=version, has_response=self._acks != 0)
         except KafkaError as problem:
             for batch in batches:
                 self.results.failed(batch, problem.code, problem)
             return
         if self._acks != 0:
-            self._in_flight[connection].append(request)
+            self._in_flight[connection].append((request, batches))
             return
         for batch in batches:
             self.results.succeeded(batch, -1, -1)
@@ -410,46 +416,45 @@ class Sender:
 
     # -- responses ----------------------------------------------------------------------------------------
 
-    def _handle_response(self, request: InFlightRequest) -> None:
-        batches: list[ProducerBatch] = request.tag
+    def _handle_response(self, request: InFlightRequest, batches: list[ProducerBatch]) -> None:
         try:
-            response = request.response()
+            response = request.response(ProduceResponse)
         except KafkaError as problem:
             self._network_client.request_refresh()
             for batch in batches:
                 self.results.failed(batch, ErrorCode.NETWORK_EXCEPTION, problem)
             return
-        found: dict[tuple[Any, int], Any] = {}
+        found: dict[tuple[str | None, int], PartitionProduceResponse] = {}
         by_id = request.version >= TOPIC_ID_FROM
         for topic in response.responses:
             name = self._network_client.topic_names.get(topic.topic_id) if by_id else topic.name
             for entry in topic.partition_responses:
                 found[name, entry.index] = entry
         for batch in batches:
-            entry = found.get((batch.queue.topic, batch.queue.partition))
-            if entry is None:
+            result = found.get((batch.queue.topic, batch.queue.partition))
+            if result is None:
                 missing = BrokerUnreachable(
                     f"broker {request.connection.address} omitted {batch.queue.topic}-"
                     f"{batch.queue.partition} from its response",
                     broker=request.connection.address,
                 )
                 self.results.failed(batch, ErrorCode.UNKNOWN_TOPIC_ID, missing)
-            elif entry.error_code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-                base = entry.base_offset if entry.error_code == ErrorCode.NONE else -1
-                self.results.succeeded(batch, base, entry.log_append_time_ms)
+            elif result.error_code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+                base = result.base_offset if result.error_code == ErrorCode.NONE else -1
+                self.results.succeeded(batch, base, result.log_append_time_ms)
             else:
-                detail = entry.error_message
-                if entry.record_errors:
-                    first = entry.record_errors[0]
+                detail = result.error_message
+                if result.record_errors:
+                    first = result.record_errors[0]
                     why = f"record {first.batch_index}: {first.batch_index_error_message}"
                     if why not in (detail or ""):
                         detail = f"{detail or ''} {why}".strip()
                 refused = error_for(
-                    entry.error_code,
+                    result.error_code,
                     f"produce to {batch.queue.topic}-{batch.queue.partition}",
                     detail=detail,
                     broker=request.connection.address,
                     topic=batch.queue.topic,
                     partition=batch.queue.partition,
                 )
-                self.results.failed(batch, ErrorCode.of(entry.error_code), refused)
+                self.results.failed(batch, ErrorCode.of(result.error_code), refused)

@@ -38,7 +38,7 @@ def test_a_consumer_reports_its_unreadable_partitions() -> None:
     with Consumer("127.0.0.1:1") as consumer:
         good = TopicPartition("t", 0)
         consumer.assign([good, BAD])
-        fetcher, position = consumer._fetcher, consumer._positions[BAD]
+        fetcher, position = consumer._fetcher, consumer._subscriptions.positions[BAD]
         response: Any = SimpleNamespace(
             error=ErrorCode.KAFKA_STORAGE_ERROR,
             high_watermark=3,

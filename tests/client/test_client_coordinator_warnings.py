@@ -65,7 +65,8 @@ def test_a_failed_heartbeat_is_reported_unless_the_client_is_closed(
 ) -> None:
     settings = {"bootstrap.servers": "unused:1", "group.id": "g", "heartbeat.interval.ms": 1}
     cluster = NetworkClient(ClientConfig(CONSUMER, settings))
-    member: Any = ConsumerCoordinator(cluster, [], SimpleNamespace())  # type: ignore[arg-type]
+    nothing: Any = SimpleNamespace()
+    member: Any = ConsumerCoordinator(cluster, [], nothing, nothing)
     member.state = STABLE
     tries: list[float] = []
 
@@ -86,7 +87,8 @@ def test_a_failed_heartbeat_is_reported_unless_the_client_is_closed(
 def test_a_lost_membership_waits_for_the_response_to_a_join() -> None:
     settings = {"bootstrap.servers": "unused:1", "group.id": "g"}
     cluster = NetworkClient(ClientConfig(CONSUMER, settings))
-    member: Any = ConsumerCoordinator(cluster, [], SimpleNamespace())  # type: ignore[arg-type]
+    nothing: Any = SimpleNamespace()
+    member: Any = ConsumerCoordinator(cluster, [], nothing, nothing)
     for state, after in (
         (PREPARING_REBALANCE, PREPARING_REBALANCE),
         (COMPLETING_REBALANCE, LOST),

@@ -12,8 +12,9 @@ from tidemill.client.completed_fetch import ConsumerRecords
 from tidemill.client.config import ClientConfig
 from tidemill.client.config_keys import CONSUMER
 from tidemill.client.fetched_records import collect, collect_arrow
-from tidemill.client.fetcher import Fetcher, PartitionPosition
+from tidemill.client.fetcher import Fetcher
 from tidemill.client.network_client import NetworkClient
+from tidemill.client.subscription_state import PartitionPosition, SubscriptionState
 from tidemill.model.errors import CorruptMessage
 from tidemill.model.types import TopicPartition
 from tidemill.records.record_reader import Record
@@ -29,9 +30,10 @@ class Polls:
 
     def __init__(self, as_arrow: bool) -> None:
         self.as_arrow = as_arrow
-        self.positions: dict[TopicPartition, PartitionPosition] = {}
         cluster = NetworkClient(ClientConfig(CONSUMER, {"bootstrap.servers": "unused:1"}))
-        self.fetcher = Fetcher(cluster, self.positions)
+        subscriptions = SubscriptionState(cluster.config)
+        self.positions = subscriptions.positions
+        self.fetcher = Fetcher(cluster, subscriptions)
         for number in range(COUNT):
             self.bring(TopicPartition("t", number))
 

@@ -14,8 +14,9 @@ from record_builders import build_batch
 from tidemill.client.cluster_metadata import Node, Partition, Topic
 from tidemill.client.config import ClientConfig
 from tidemill.client.config_keys import CONSUMER
-from tidemill.client.fetcher import Fetcher, PartitionPosition
+from tidemill.client.fetcher import Fetcher
 from tidemill.client.network_client import NetworkClient
+from tidemill.client.subscription_state import PartitionPosition, SubscriptionState
 from tidemill.model.errors import CorruptMessage
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.wire.apis import ApiKey
@@ -53,9 +54,10 @@ class Fetches:
         self.cluster = cluster
         self.brokers = {LEADER: Broker(), NEARER: Broker()}
         monkeypatch.setattr(cluster, "ready_connection", lambda node_id, purpose: self.brokers[node_id])
-        self.position = PartitionPosition()
-        self.position.offset = 0
-        self.fetcher = Fetcher(cluster, {ITEM: self.position})
+        subscriptions = SubscriptionState(cluster.config)
+        self.position = subscriptions.positions[ITEM] = PartitionPosition()
+        self.position.seek(0)
+        self.fetcher = Fetcher(cluster, subscriptions)
 
     def ask(self) -> list[int]:
         """Sends the fetches; returns the brokers that received one."""

@@ -409,7 +409,7 @@ def test_the_lag_of_a_committed_reader_counts_up_to_the_first_open_transaction(
         assert [record.offset for record in consumer.poll(20)] == [0, 1]
         assert consumer.lag(place) == 4
         # As a fetch reports it with an open transaction at offset 5.
-        consumer._positions[place].last_stable_offset = 5
+        consumer._subscriptions.positions[place].last_stable_offset = 5
         assert consumer.lag(place) == end - 2
         consumer.seek(place, 6)
         assert consumer.lag(place) == 0

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from tidemill.client.admin import Admin
     from tidemill.client.admin_types import ConfigResource, NewTopic, ResourceType
     from tidemill.client.completed_fetch import ConsumerRecord, ConsumerRecords
-    from tidemill.client.consumer import Consumer, RebalanceListener
+    from tidemill.client.consumer import Consumer
     from tidemill.client.errors import ClientError
     from tidemill.client.producer import Delivery, Producer, RecordMetadata
     from tidemill.client.range_reader import RangeReader
+    from tidemill.client.subscription_state import RebalanceListener
     from tidemill.model.types import TopicPartition
 
 _MODULES = {
@@ -29,7 +30,7 @@ _MODULES = {
     "NewTopic": "admin_types",
     "Producer": "producer",
     "RangeReader": "range_reader",
-    "RebalanceListener": "consumer",
+    "RebalanceListener": "subscription_state",
     "RecordMetadata": "producer",
     "ResourceType": "admin_types",
 }

@@ -21,14 +21,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from enum import Enum
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tidemill.client import wait_reasons
 from tidemill.client.assignors import assignors_for
 from tidemill.client.completed_fetch import ConsumerRecord, ConsumerRecords
 from tidemill.client.config import config_of
 from tidemill.client.config_keys import CONSUMER
-from tidemill.client.connection import Connection
 from tidemill.client.consumer_coordinator import ConsumerCoordinator
 from tidemill.client.errors import (
     BrokerUnreachable,
@@ -40,11 +39,13 @@ from tidemill.client.errors import (
     error_for,
 )
 from tidemill.client.fetched_records import collect, collect_arrow
-from tidemill.client.fetcher import Fetcher, PartitionPosition
-from tidemill.client.group_offsets import COORDINATOR_MOVED, Committed, fetch_offsets
+from tidemill.client.fetcher import Fetcher
+from tidemill.client.group_commits import log_failed_commit
+from tidemill.client.group_offsets import Committed, fetch_offsets
 from tidemill.client.network_client import NetworkClient
 from tidemill.client.offset_resets import OffsetResets
 from tidemill.client.offsets import OffsetAt, list_offsets, partitions_by_leader
+from tidemill.client.subscription_state import RebalanceListener, SubscriptionState
 from tidemill.client.wait_reasons import Wait
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
@@ -70,22 +71,6 @@ class ConsumerState(Enum):
     CLOSED = "closed"
 
 
-class RebalanceListener(Protocol):
-    """Receives the changes of the assignment, inside poll() and close(), in their thread."""
-
-    def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        """The partitions were added; a seek is possible now."""
-        ...
-
-    def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
-        """The partitions are being revoked; a commit of their offsets is still possible."""
-        ...
-
-    def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        """The partitions belong to other members already; a commit would fail."""
-        ...
-
-
 class Consumer:
     """Reads topics.
 
@@ -104,33 +89,16 @@ class Consumer:
         self.config = config_of(CONSUMER, bootstrap_servers, config, keywords)
         self._network_client = NetworkClient(self.config)
         self._network_client.allow_auto_topic_creation = self.config.bool("allow.auto.create.topics")
-        self._positions: dict[TopicPartition, PartitionPosition] = {}
-        self._iteration_positions: dict[TopicPartition, int] = {}
-        """The position of an iteration in the records of its last poll."""
-        self._returned_offsets: dict[TopicPartition, int] = {}
-        """The first offset of the records returned last, which the user may still be processing."""
-        self._fetcher = Fetcher(self._network_client, self._positions)
-        self._offset_resets = OffsetResets(self._network_client, self._positions, self._fetcher)
+        self._subscriptions = SubscriptionState(self.config)
+        self._fetcher = Fetcher(self._network_client, self._subscriptions)
+        self._offset_resets = OffsetResets(self._network_client, self._subscriptions, self._fetcher)
         self._default_api_timeout_s = self.config.seconds("default.api.timeout.ms")
-        self._auto_offset_reset = self.config.str("auto.offset.reset")
         self._state = ConsumerState.OPEN
         self._user_lock = threading.RLock()
-        self._subscribed_topics: set[str] = set()
-        self._pattern: re.Pattern[str] | None = None
-        self._listener: RebalanceListener | None = None
         self._coordinator: ConsumerCoordinator | None = None
         self._subscribed_at = 0.0
         self._seen_metadata_version = -1
-        self._auto_commit = self.config.bool("enable.auto.commit") and bool(self.config.str("group.id"))
-        self._auto_commit_interval_s = self.config.seconds("auto.commit.interval.ms")
-        self._next_auto_commit = time.monotonic() + self._auto_commit_interval_s
-        self._woken = False
         wait_reasons.register(self)
-
-    @property
-    def _is_subscribed(self) -> bool:
-        """Whether it subscribes to topics or a pattern, and has no manually assigned partitions."""
-        return bool(self._subscribed_topics) or self._pattern is not None
 
     # -- Subscription -------------------------------------------------------------------------------------
 
@@ -152,14 +120,11 @@ class Consumer:
                 raise ValueError("subscribe to topics or to a pattern: exactly one of them")
             if not self.config.str("group.id"):
                 raise ConfigError("subscribe() needs group.id; without a group, assign() partitions")
-            if self._positions and not self._is_subscribed:
-                raise ValueError("partitions are assigned; unsubscribe() first")
-            self._subscribed_topics = names
-            self._pattern = re.compile(pattern) if pattern is not None else None
+            regex = re.compile(pattern) if pattern is not None else None
+            self._subscriptions.subscribe(names, regex, listener)
             self._network_client.needs_all_topics = pattern is not None
             self._network_client.request_refresh()
             self._seen_metadata_version = -1
-            self._listener = listener
             self._subscribed_at = time.monotonic()
             if self._coordinator is None:
                 self._coordinator = self._create_coordinator()
@@ -170,31 +135,33 @@ class Consumer:
         """Leaves the group, and drops assigned partitions."""
         with self._acquire():
             self._leave_group("unsubscribed")
-            for item in list(self._positions):
-                self._remove_position(item)
-            self._subscribed_topics, self._pattern, self._listener = set(), None, None
+            self._remove_partitions(self.assignment())
+            self._subscriptions.unsubscribe()
             self._network_client.needs_all_topics = False
 
     def assign(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
         """Assigns partitions without a group. Partitions that were assigned before keep their positions."""
         with self._acquire():
-            if self._is_subscribed:
+            if self._subscriptions.is_subscribed:
                 raise ValueError("the consumer subscribes to topics; unsubscribe() first")
             wanted = {TopicPartition(*item) for item in partitions}
-            for item in list(self._positions):
-                if item not in wanted:
-                    self._remove_position(item)
-            self._add_positions(wanted)
-            if self._auto_commit:
+            self._remove_partitions(self.assignment() - wanted)
+            self._subscriptions.add_partitions(wanted)
+            self._network_client.add_topics(item.topic for item in wanted)
+            if self.config.str("group.id") and self.config.bool("enable.auto.commit"):
                 self._require_coordinator()
+
+    def _remove_partitions(self, items: Collection[TopicPartition]) -> None:
+        self._subscriptions.remove_partitions(items)
+        self._fetcher.drop_completed_fetches(items)
 
     def assignment(self) -> set[TopicPartition]:
         """Returns the assigned partitions."""
-        return set(self._positions)
+        return set(self._subscriptions.positions)
 
     def subscription(self) -> set[str]:
         """Returns the subscribed topics; with a pattern, the topics that matched last."""
-        return set(self._subscribed_topics)
+        return set(self._subscriptions.topics)
 
     # -- Poll ---------------------------------------------------------------------------------------------
 
@@ -207,7 +174,8 @@ class Consumer:
         count = self.config.int("max.poll.records") if max_records is None else max_records
         with self._acquire():
             self._begin_poll()
-            found = self._poll_until(timeout, lambda: collect(self._fetcher, self._positions, count))
+            positions = self._subscriptions.positions
+            found = self._poll_until(timeout, lambda: collect(self._fetcher, positions, count))
             return ConsumerRecords(found or {})
 
     def poll_arrow(
@@ -220,65 +188,61 @@ class Consumer:
         """
         with self._acquire():
             self._begin_poll()
+            positions = self._subscriptions.positions
             return self._poll_until(
-                timeout, lambda: collect_arrow(self._fetcher, self._positions, include_headers, bytes_max)
+                timeout, lambda: collect_arrow(self._fetcher, positions, include_headers, bytes_max)
             )
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
         """Iterates over records until the consumer is closed. Commits include the records returned so far."""
+        subscriptions = self._subscriptions
+        offsets = subscriptions.iteration_offsets
         while self._state is not ConsumerState.CLOSED:
             records = self.poll(1.0)
-            self._iteration_positions.update({item: records[item][0].offset for item in records.partitions()})
+            offsets.update({item: records[item][0].offset for item in records.partitions()})
             for record in records:
                 item = TopicPartition(record.topic, record.partition)
-                if item in self._iteration_positions:  # Otherwise it was revoked or sought.
-                    self._iteration_positions[item] = record.offset + 1
-                    self._returned_offsets = {item: record.offset}
+                if item in offsets:  # Otherwise it was revoked or sought.
+                    offsets[item] = record.offset + 1
+                    subscriptions.returned_offsets = {item: record.offset}
                     yield record
-            self._iteration_positions.clear()
+            offsets.clear()
 
     def _begin_poll(self) -> None:
         """Marks the records of the last poll as processed; refetches the records that an iteration did not
         return.
         """
-        self._returned_offsets.clear()
-        for item, offset in list(self._iteration_positions.items()):
-            self._positions[item].offset = offset
-            self._drop_fetched_records(item)
+        self._subscriptions.returned_offsets.clear()
+        for item, offset in list(self._subscriptions.iteration_offsets.items()):
+            self.seek(item, offset)
 
     def _poll_until(self, timeout: float, collect: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + timeout
-        if not self._is_subscribed and not self._positions:
+        positions = self._subscriptions.positions
+        if not self._subscriptions.is_subscribed and not positions:
             raise ValueError("the consumer has nothing to read; subscribe() or assign() first")
         while True:
-            if self._take_wakeup():
+            if self._fetcher.take_wakeup():
                 return None
             wait = self._update_assignment_metadata(deadline)
-            if self._take_wakeup():
+            if self._fetcher.take_wakeup():
                 return None
             self._fetcher.handle_responses()
             before = {
                 fetch.topic_partition: fetch.next_offset
                 for fetch in self._fetcher.completed_fetches
-                if fetch.topic_partition in self._positions
-                and self._positions[fetch.topic_partition].offset == fetch.next_offset
+                if fetch.topic_partition in positions
+                and positions[fetch.topic_partition].offset == fetch.next_offset
             }
             found = collect()
             if found:
-                self._returned_offsets = before
+                self._subscriptions.returned_offsets = before
                 return found
             wait = min(wait, self._fetcher.send_fetches())
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
             self._fetcher.wait(min(left, wait), self._offset_resets.connections)
-
-    def _take_wakeup(self) -> bool:
-        """Returns whether wakeup() was called; each call ends one poll."""
-        if not self._woken:
-            return False
-        self._woken = False
-        return True
 
     def _update_assignment_metadata(self, deadline: float) -> float:
         """Advances membership, metadata, commits and positions; returns the seconds until the next useful
@@ -287,21 +251,18 @@ class Consumer:
         coordinator = self._coordinator
         wait = 1.0
         if self._network_client.needs_refresh():
-            if self._seen_metadata_version < 0 and self._is_subscribed:
+            if self._seen_metadata_version < 0 and self._subscriptions.is_subscribed:
                 self._first_metadata(deadline)
             else:
                 self._network_client.refresh_in_background(self._fetcher.wake)
         self._update_subscription()
-        if coordinator is not None and self._is_subscribed:
+        if coordinator is not None:
             coordinator.commits.handle_responses()
-            self._auto_commit_if_due()
-            if not coordinator.poll(deadline):
-                return 0.1
-            if self._auto_commit:
-                wait = min(wait, max(0.0, self._next_auto_commit - time.monotonic()))
-        elif coordinator is not None:
-            coordinator.commits.handle_responses()
-            self._auto_commit_if_due()
+            coordinator.commits.auto_commit_if_due()
+            if self._subscriptions.is_subscribed:
+                if not coordinator.poll(deadline):
+                    return 0.1
+                wait = min(wait, coordinator.commits.auto_commit_delay())
         try:
             return min(wait, self._update_positions(deadline))
         except ClientError as problem:
@@ -312,7 +273,7 @@ class Consumer:
 
     def _first_metadata(self, deadline: float) -> None:
         try:
-            self._network_client.refresh(max(deadline, time.monotonic() + 0.5), self._subscribed_topics)
+            self._network_client.refresh(max(deadline, time.monotonic() + 0.5), self._subscriptions.topics)
         except ConnectionAttemptPending:
             if time.monotonic() - self._subscribed_at > self._default_api_timeout_s:
                 raise
@@ -332,18 +293,18 @@ class Consumer:
         self._seen_metadata_version = version
         self._raise_topic_errors()
         coordinator = self._coordinator
-        if coordinator is None or not self._is_subscribed:
+        if coordinator is None or not self._subscriptions.is_subscribed:
             return
-        if self._pattern is not None:
+        if self._subscriptions.pattern is not None:
             hide = self.config.bool("exclude.internal.topics")
-            match = self._pattern.fullmatch
+            match = self._subscriptions.pattern.fullmatch
             names = {
                 topic.name
                 for topic in self._network_client.topics.values()
                 if match(topic.name) and not (hide and topic.internal)
             }
-            if names != self._subscribed_topics:
-                self._subscribed_topics = names
+            if names != self._subscriptions.topics:
+                self._subscriptions.topics = names
                 coordinator.request_rejoin("the topics that match the pattern changed")
         coordinator.metadata_changed()
 
@@ -351,7 +312,11 @@ class Consumer:
         """Raises a permanent error of the topics, once for each refresh of the metadata, as Java's consumer
         does.
         """
-        names = self._subscribed_topics if self._is_subscribed else {item.topic for item in self._positions}
+        names = (
+            self._subscriptions.topics
+            if self._subscriptions.is_subscribed
+            else {item.topic for item in self._subscriptions.positions}
+        )
         errors = self._network_client.topic_errors
         failed = sorted(name for name in names if errors.get(name) in PERMANENT_ERRORS)
         if failed:
@@ -373,7 +338,7 @@ class Consumer:
             commits = self._require_coordinator().commits
             commits.commit(self._offsets_to_commit(offsets), self._deadline(timeout))
             if offsets is None:
-                self._returned_offsets.clear()
+                self._subscriptions.returned_offsets.clear()
 
     def commit_async(
         self,
@@ -384,10 +349,10 @@ class Consumer:
         """Commits without waiting. A later poll() or close() calls ``on_commit(error or None)``."""
         with self._acquire():
             self._require_coordinator().commits.commit_async(
-                self._offsets_to_commit(offsets), self._deadline(None), on_commit or _log_failed_commit
+                self._offsets_to_commit(offsets), self._deadline(None), on_commit or log_failed_commit
             )
             if offsets is None:
-                self._returned_offsets.clear()
+                self._subscriptions.returned_offsets.clear()
 
     def committed(
         self, partitions: Iterable[TopicPartition], timeout: float | None = None
@@ -406,48 +371,19 @@ class Consumer:
 
     def _create_coordinator(self) -> ConsumerCoordinator:
         assignors = assignors_for(self.config["partition.assignment.strategy"])
-        return ConsumerCoordinator(self._network_client, assignors, _RebalanceCallbacks(self))
+        return ConsumerCoordinator(self._network_client, assignors, self._subscriptions, self._fetcher)
 
     def _offsets_to_commit(
         self, offsets: Mapping[TopicPartition, int | Committed] | None
     ) -> dict[TopicPartition, tuple[int, int, str]]:
         if offsets is None:
-            return {
-                item: (self._iteration_positions.get(item, position.offset), -1, "")
-                for item, position in self._positions.items()
-                if position.offset is not None
-            }
+            return self._subscriptions.all_consumed()
         return {
             TopicPartition(*item): (at, -1, "")
             if isinstance(at, int)
             else (at.offset, at.leader_epoch, at.metadata)
             for item, at in offsets.items()
         }
-
-    def _auto_commit_if_due(self) -> None:
-        if not self._auto_commit or time.monotonic() < self._next_auto_commit:
-            return
-        self._next_auto_commit = time.monotonic() + self._auto_commit_interval_s
-        offsets = self._offsets_to_commit(None)
-        coordinator = self._coordinator
-        if not offsets or coordinator is None or (self._is_subscribed and coordinator.generation < 0):
-            return
-        try:
-            coordinator.commits.commit_async(offsets, time.monotonic() + 1, _log_failed_commit)
-        except ClientError as problem:
-            _log_failed_commit(problem)
-
-    def _add_positions(self, items: Collection[TopicPartition]) -> None:
-        """Adds a position for each partition that has none; requests the metadata of unknown topics."""
-        for item in items:
-            self._positions.setdefault(item, PartitionPosition())
-        missing = {item.topic for item in items if item.topic not in self._network_client.topics}
-        if missing:
-            self._network_client.add_topics(missing)
-
-    def _remove_position(self, item: TopicPartition) -> None:
-        self._positions.pop(item, None)
-        self._drop_fetched_records(item)
 
     # -- Positions ----------------------------------------------------------------------------------------
 
@@ -475,16 +411,17 @@ class Consumer:
 
         Returns the seconds until the next useful call.
         """
-        unknown = [i for i, p in self._positions.items() if p.offset is None and p.reset_timestamp is None]
+        unknown = self._subscriptions.initializing_partitions()
         if unknown:
+            reset_timestamp = self._subscriptions.default_reset_timestamp
             committed: dict[TopicPartition, Committed] = {}
             if self.config.str("group.id"):
                 committed = self._fetch_committed(unknown, deadline)
             for item in unknown:
-                position = self._positions[item]
+                position = self._subscriptions.positions[item]
                 if item in committed:
-                    position.offset = committed[item].offset
-                elif self._auto_offset_reset == "none":
+                    position.seek(committed[item].offset)
+                elif reset_timestamp is None:
                     raise NoOffset(
                         f"no offset is committed for {item}, and auto.offset.reset=none; seek(), or set "
                         "earliest or latest",
@@ -492,7 +429,7 @@ class Consumer:
                         partition=item.partition,
                     )
                 else:
-                    position.reset_timestamp = EARLIEST if self._auto_offset_reset == "earliest" else LATEST
+                    position.request_reset(reset_timestamp)
         return self._offset_resets.reset_positions()
 
     def _fetch_committed(
@@ -506,22 +443,14 @@ class Consumer:
             stable=self._fetcher.committed_only,
         )
 
-    def _position_of(self, item: TopicPartition) -> PartitionPosition:
-        found = self._positions.get(TopicPartition(*item))
-        if found is None:
-            raise ValueError(
-                f"{item} is not assigned to this consumer; assigned are {sorted(self._positions)}"
-            )
-        return found
-
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Sets the position of a partition to ``offset``."""
         with self._acquire():
             if offset < 0:
                 raise ValueError(f"offset {offset} of {partition}: offsets count from 0")
-            position = self._position_of(partition)
-            position.offset, position.reset_timestamp = offset, None
-            self._drop_fetched_records(TopicPartition(*partition))
+            item = TopicPartition(*partition)
+            self._subscriptions.seek(item, offset)
+            self._fetcher.drop_completed_fetches([item])
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Sets the positions to the first records, of all partitions without an argument."""
@@ -533,60 +462,52 @@ class Consumer:
 
     def _seek_to(self, partitions: Sequence[TopicPartition], where: int) -> None:
         with self._acquire():
-            for item in partitions or list(self._positions):
-                position = self._position_of(item)
-                position.offset, position.reset_timestamp = None, where
-                self._drop_fetched_records(TopicPartition(*item))
-
-    def _drop_fetched_records(self, item: TopicPartition) -> None:
-        """Drops the fetched records of a partition and the progress of an iteration in them."""
-        self._fetcher.drop_completed_fetches(item)
-        self._iteration_positions.pop(item, None)
-        self._returned_offsets.pop(item, None)
+            for item in [TopicPartition(*item) for item in partitions or self._subscriptions.positions]:
+                self._subscriptions.request_reset(item, where)
+                self._fetcher.drop_completed_fetches([item])
 
     def position(self, partition: TopicPartition, timeout: float | None = None) -> int:
         """Returns the offset of the next record. Raises RequestTimeout if it is not known in time."""
         with self._acquire():
             began, deadline = time.monotonic(), self._deadline(timeout)
+            item = TopicPartition(*partition)
             while True:
-                offset = self._position_of(partition).offset
+                offset = self._subscriptions.consumed_offset(item)
                 if offset is not None:
-                    return self._iteration_positions.get(TopicPartition(*partition), offset)
-                partitions_by_leader(
-                    self._network_client, [TopicPartition(*partition)], deadline, "look up an offset of"
-                )
+                    return offset
+                partitions_by_leader(self._network_client, [item], deadline, "look up an offset of")
                 left = deadline - time.monotonic()
                 if left <= 0:
                     late = RequestTimeout(
                         f"the position in {partition} is unknown after "
                         f"{time.monotonic() - began:.1f} s; check that the leader of the partition is running"
                     )
-                    raise self._offset_resets.failures.get(TopicPartition(*partition), late)
+                    raise self._offset_resets.failures.get(item, late)
                 if self._network_client.needs_refresh():
                     self._network_client.refresh(deadline)
                 wait = self._update_positions(deadline)
-                if self._position_of(partition).offset is None:
+                if self._subscriptions.position_of(item).offset is None:
                     self._fetcher.wait(min(left, wait), self._offset_resets.connections, for_records=False)
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Returns no records of the partitions until :meth:`resume`; the membership continues."""
         with self._acquire():
             for item in partitions:
-                self._position_of(item).paused = True
+                self._subscriptions.position_of(item).paused = True
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Returns records of the partitions again."""
         with self._acquire():
             for item in partitions:
-                self._position_of(item).paused = False
+                self._subscriptions.position_of(item).paused = False
 
     def paused(self) -> set[TopicPartition]:
         """Returns the paused partitions."""
-        return {item for item, position in self._positions.items() if position.paused}
+        return {item for item, position in self._subscriptions.positions.items() if position.paused}
 
     def lag(self, partition: TopicPartition) -> int | None:
         """Returns the number of records up to the end as of the last fetch; None before the first fetch."""
-        position = self._position_of(partition)
+        position = self._subscriptions.position_of(partition)
         end = position.last_stable_offset if self._fetcher.committed_only else position.high_watermark
         return max(0, end - position.offset) if end >= 0 and position.offset is not None else None
 
@@ -597,11 +518,11 @@ class Consumer:
         The consumer retries: a partition may get a leader, or a disk may return.
         """
         now = time.monotonic()
-        for item in self._positions:
+        for item in self._subscriptions.positions:
             self._fetcher.has_leader(item)
         return {
             item: (position.error_name, now - position.error_since)
-            for item, position in self._positions.items()
+            for item, position in self._subscriptions.positions.items()
             if position.error_name
         }
 
@@ -671,26 +592,14 @@ class Consumer:
 
         That poll() returns no records; a later poll() returns the fetched records.
         """
-        self._woken = True
-        self._fetcher.wake()
+        self._fetcher.wakeup()
 
     def _leave_group(self, reason: str) -> None:
         coordinator = self._coordinator
         if coordinator is None:
             return
         try:
-            if self._is_subscribed:
-                callbacks = _RebalanceCallbacks(self)
-                callbacks.commit(time.monotonic() + 5)
-                owned = callbacks.owned_partitions()
-                if owned:
-                    callbacks.revoke(owned)
-            elif self._auto_commit:
-                try:
-                    coordinator.commits.commit(self._offsets_to_commit(None), time.monotonic() + 5)
-                except ClientError as problem:
-                    _log_failed_commit(problem)
-            coordinator.commits.handle_responses(1.0)
+            coordinator.prepare_leave(time.monotonic() + 5)
         finally:
             # Otherwise, after an exception of a callback, the heartbeats would continue for a closed
             # consumer.
@@ -718,78 +627,5 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._iteration_positions.update(self._returned_offsets)
+            self._subscriptions.iteration_offsets.update(self._subscriptions.returned_offsets)
         self.close()
-
-
-class _RebalanceCallbacks:
-    """Applies rebalances of the group to a consumer.
-
-    Implements :class:`tidemill.client.consumer_coordinator.RebalanceCallbacks`.
-    """
-
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
-
-    def is_subscribed(self) -> bool:
-        return self._consumer._is_subscribed
-
-    def subscribed_topics(self) -> set[str]:
-        return self._consumer.subscription()
-
-    def owned_partitions(self) -> list[TopicPartition]:
-        return sorted(self._consumer._positions)
-
-    def commit(self, deadline: float) -> None:
-        consumer = self._consumer
-        offsets = consumer._offsets_to_commit(None)
-        coordinator = consumer._coordinator
-        if not consumer._auto_commit or not offsets or coordinator is None or coordinator.generation < 0:
-            return
-        try:
-            coordinator.commits.commit(offsets, max(deadline, time.monotonic() + 1))
-        except ClientError as problem:
-            _log_failed_commit(problem)
-
-    def revoke(self, items: Sequence[TopicPartition]) -> None:
-        listener = self._consumer._listener
-        with self._removing_positions(items):
-            if listener is not None:
-                listener.on_revoked(items)
-
-    def lose(self, items: Sequence[TopicPartition]) -> None:
-        listener = self._consumer._listener
-        with self._removing_positions(items):
-            if listener is not None:
-                listener.on_lost(items)
-
-    @contextmanager
-    def _removing_positions(self, items: Sequence[TopicPartition]) -> Iterator[None]:
-        """Drops ``items`` after the block, even if the user's listener raises an exception in the block."""
-        try:
-            yield
-        finally:
-            for item in items:
-                self._consumer._remove_position(item)
-
-    def assign(self, items: Sequence[TopicPartition], added: Sequence[TopicPartition]) -> None:
-        consumer = self._consumer
-        consumer._add_positions(items)
-        consumer._next_auto_commit = time.monotonic() + consumer._auto_commit_interval_s
-        if consumer._listener is not None:
-            consumer._listener.on_assigned(added)
-
-    def wait(self, timeout: float, connections: Sequence[Connection]) -> bool:
-        consumer = self._consumer
-        if not consumer._woken:
-            consumer._fetcher.receive(timeout, connections)
-        return not consumer._woken
-
-    def wake(self) -> None:
-        self._consumer._fetcher.wake()
-
-
-def _log_failed_commit(error: ClientError | None) -> None:
-    if error is not None:
-        level = logging.DEBUG if error.code in COORDINATOR_MOVED else logging.WARNING
-        logger.log(level, "a commit failed: %s", error)

@@ -14,7 +14,7 @@ STABLE                the assignment is known; heartbeat responses report when a
 LOST                  the group rebalanced without this member, whose partitions may have other owners
 ====================  ==============================================================================
 
-:data:`TRANSITIONS` has the transitions. The polling thread joins, so that the callbacks run there; a separate
+:data:`TRANSITIONS` has the transitions. The polling thread joins, so that the listener runs there; a separate
 thread sends heartbeats. Both change the state under one lock.
 
 Source: KIP-62 (heartbeat thread, poll interval), KIP-345 (static members), KIP-394 (member id first), KIP-429
@@ -27,7 +27,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from tidemill.client.assignors import Assignor
 from tidemill.client.connection import Connection, InFlightRequest
@@ -39,10 +39,12 @@ from tidemill.client.errors import (
     RequestTimeout,
     error_for,
 )
+from tidemill.client.fetcher import Fetcher
 from tidemill.client.group_commits import MEMBERSHIP_LOST, GroupCommits
 from tidemill.client.group_offsets import COORDINATOR_MOVED
 from tidemill.client.group_requests import CONSUMER_PROTOCOL, leave_group, read_assignment, read_members
 from tidemill.client.network_client import CONTROL, GROUP, NetworkClient
+from tidemill.client.subscription_state import SubscriptionState
 from tidemill.client.wait_reasons import Kind, Wait
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.transition_table import NONE, TransitionTable
@@ -117,64 +119,27 @@ HEARTBEAT_STATES: Final = frozenset({REJOIN_PREPARED, COMPLETING_REBALANCE, STAB
 """The states in which the coordinator expects heartbeats."""
 
 
-class RebalanceCallbacks(Protocol):
-    """The methods of the consumer that its coordinator calls: in the polling thread, except :meth:`wake`."""
-
-    def is_subscribed(self) -> bool:
-        """Whether the consumer subscribes to topics, and has no manually assigned partitions."""
-        ...
-
-    def subscribed_topics(self) -> set[str]:
-        """Returns the current subscription."""
-        ...
-
-    def owned_partitions(self) -> list[TopicPartition]:
-        """Returns the current assignment."""
-        ...
-
-    def commit(self, deadline: float) -> None:
-        """Commits the positions if auto-commit is enabled. Must not raise."""
-        ...
-
-    def revoke(self, items: Sequence[TopicPartition]) -> None:
-        """Revokes partitions; their offsets may still be committed."""
-        ...
-
-    def lose(self, items: Sequence[TopicPartition]) -> None:
-        """Drops partitions that other members may own already."""
-        ...
-
-    def assign(self, items: Sequence[TopicPartition], added: Sequence[TopicPartition]) -> None:
-        """Sets the assignment to ``items``; those in ``added`` are new."""
-        ...
-
-    def wait(self, timeout: float, connections: Sequence[Connection]) -> bool:
-        """Waits up to ``timeout`` seconds for bytes on ``connections`` or a wake-up.
-
-        Returns False if the user has ended the poll().
-        """
-        ...
-
-    def wake(self) -> None:
-        """Ends :meth:`wait`. Called from the heartbeat thread as well."""
-        ...
-
-
 class ConsumerCoordinator:
     """The membership of one consumer in its group."""
 
     def __init__(
-        self, network_client: NetworkClient, assignors: Sequence[Assignor], callbacks: RebalanceCallbacks
+        self,
+        network_client: NetworkClient,
+        assignors: Sequence[Assignor],
+        subscriptions: SubscriptionState,
+        fetcher: Fetcher,
     ) -> None:
         config = network_client.config
         self._network_client = network_client
         self._assignors = {assignor.name: assignor for assignor in assignors}
-        self._callbacks = callbacks
+        self._subscriptions = subscriptions
+        self._fetcher = fetcher
         self.group_id = config.str("group.id")
         self.instance_id = config.str("group.instance.id") or None
         self._rack = config.str("client.rack") or None
         self._session_timeout_ms = config.int("session.timeout.ms")
         self._rebalance_timeout_ms = config.int("max.poll.interval.ms")
+        self._join_timeout_s = self._rebalance_timeout_ms / 1000 + JOIN_GRACE_SECONDS
         self._heartbeat_interval_s = config.seconds("heartbeat.interval.ms")
         self._backoff = config.seconds("retry.backoff.ms")
         self.cooperative = all(assignor.cooperative for assignor in assignors)
@@ -197,12 +162,7 @@ class ConsumerCoordinator:
         self._lock = threading.RLock()
         self._stopped = threading.Event()
         self._heartbeat_thread: threading.Thread | None = None
-        self.commits = GroupCommits(self, self._backoff)
-
-    @property
-    def is_subscribed(self) -> bool:
-        """Whether it commits as a member only, and not for manually assigned partitions."""
-        return self._callbacks.is_subscribed()
+        self.commits = GroupCommits(self, subscriptions, config)
 
     def _transition(self, event: int) -> None:
         with self._lock:
@@ -271,7 +231,7 @@ class ConsumerCoordinator:
         connection = request.connection
         while not connection.wait(request, 0.0):
             left_s = min(deadline, request.expires_s) - time.monotonic()
-            if left_s <= 0 or not self._callbacks.wait(left_s, [connection]):
+            if left_s <= 0 or not self._fetcher.receive_until_wakeup(left_s, [connection]):
                 return False
         return True
 
@@ -280,25 +240,24 @@ class ConsumerCoordinator:
         with self._lock:
             former = self.state
             self._transition(PREPARE)
-        owned = self._callbacks.owned_partitions()
+        owned = sorted(self._subscriptions.positions)
         if former == LOST and owned:
             names = ", ".join(map(str, owned))
             logger.warning("group %s rebalanced without this member: lost %s", self.group_id, names)
-            self._callbacks.lose(owned)
+            self._remove_partitions(owned, lost=True)
         if former not in (UNJOINED, STABLE):
             return
         if self.generation >= 0:
             self._previous_partitions, self._previous_generation = owned, self.generation
-        self._callbacks.commit(deadline)
+        self.commits.auto_commit(max(deadline, time.monotonic() + 1))
         if self.cooperative:
-            topics = self._callbacks.subscribed_topics()
-            owned = [item for item in owned if item.topic not in topics]
+            owned = [item for item in owned if item.topic not in self._subscriptions.topics]
         if owned:
-            self._callbacks.revoke(owned)
+            self._remove_partitions(owned)
 
     def _send_join(self, connection: Connection) -> None:
-        topics = self._callbacks.subscribed_topics()
-        owned = self._callbacks.owned_partitions() if self.cooperative else []
+        topics = self._subscriptions.topics
+        owned = sorted(self._subscriptions.positions) if self.cooperative else []
         version = connection.version(ApiKey.JOIN_GROUP)
         protocols = [
             JoinGroupRequestProtocol(
@@ -324,8 +283,9 @@ class ConsumerCoordinator:
             protocols=protocols,
             reason=reason or None,
         )
-        timeout = self._rebalance_timeout_ms / 1000 + JOIN_GRACE_SECONDS
-        self._pending_request = connection.send(ApiKey.JOIN_GROUP, message, version=version, timeout=timeout)
+        self._pending_request = connection.send(
+            ApiKey.JOIN_GROUP, message, version=version, timeout=self._join_timeout_s
+        )
         self._start_heartbeat_thread()
 
     def _handle_join(self, response: JoinGroupResponse, connection: Connection, deadline: float) -> bool:
@@ -352,8 +312,9 @@ class ConsumerCoordinator:
             protocol_name=self.protocol,
             assignments=assignments,
         )
-        timeout = self._rebalance_timeout_ms / 1000 + JOIN_GRACE_SECONDS
-        self._pending_request = connection.send(ApiKey.SYNC_GROUP, message, version=version, timeout=timeout)
+        self._pending_request = connection.send(
+            ApiKey.SYNC_GROUP, message, version=version, timeout=self._join_timeout_s
+        )
         return True
 
     def _perform_assignment(
@@ -402,16 +363,39 @@ class ConsumerCoordinator:
             self._transition(SYNCED)
             if self.state == LOST:
                 return True
-        owned = set(self._callbacks.owned_partitions())
+        owned = set(self._subscriptions.positions)
         revoked = sorted(owned - set(assigned))
         if revoked and self.cooperative:
             self.request_rejoin("partitions were revoked")
         try:
             if revoked:
-                self._callbacks.revoke(revoked)
+                self._remove_partitions(revoked)
         finally:
-            self._callbacks.assign(assigned, sorted(set(assigned) - owned))
+            self._assign(assigned, sorted(set(assigned) - owned))
         return True
+
+    def _remove_partitions(self, items: Sequence[TopicPartition], *, lost: bool = False) -> None:
+        """Removes partitions from the assignment, even if the user's listener raises an exception.
+
+        The listener may commit their offsets, unless they are ``lost``: other members may own them already.
+        """
+        listener = self._subscriptions.listener
+        try:
+            if listener is not None:
+                notify = listener.on_lost if lost else listener.on_revoked
+                notify(items)
+        finally:
+            self._subscriptions.remove_partitions(items)
+            self._fetcher.drop_completed_fetches(items)
+
+    def _assign(self, items: Sequence[TopicPartition], added: Sequence[TopicPartition]) -> None:
+        """Adds ``items`` to the assignment; those in ``added`` are new."""
+        self._subscriptions.add_partitions(items)
+        self._network_client.add_topics(item.topic for item in items)
+        self.commits.restart_auto_commit_interval()
+        listener = self._subscriptions.listener
+        if listener is not None:
+            listener.on_assigned(added)
 
     def _handle_error(
         self,
@@ -456,7 +440,7 @@ class ConsumerCoordinator:
         if until <= now:
             return False
         while (left_s := until - time.monotonic()) > 0:
-            if not self._callbacks.wait(left_s, []):
+            if not self._fetcher.receive_until_wakeup(left_s, []):
                 return False
         return True
 
@@ -522,7 +506,7 @@ class ConsumerCoordinator:
                 logger.exception("a heartbeat of group %s failed", self.group_id)
             request = self._pending_request
             if request is not None and request.done:
-                self._callbacks.wake()  # This thread has read the response that the polling thread awaits.
+                self._fetcher.wake()  # This thread has read the response that the polling thread awaits.
 
     def _probe_coordinator(self) -> None:
         """Checks that the coordinator answers while a join waits, which may take minutes."""
@@ -577,7 +561,7 @@ class ConsumerCoordinator:
                     self._network_client.coordinator_warnings.failed(self.group_id, problem)
                     return
                 self._heartbeat_error = problem
-        self._callbacks.wake()
+        self._fetcher.wake()
 
     def _leave_after_poll_timeout(self, idle: float) -> None:
         """Leaves the group because the user does not poll: the partitions go to other members."""
@@ -600,6 +584,14 @@ class ConsumerCoordinator:
         if connection is None:
             return
         leave_group(connection, self.group_id, self.member_id, self.instance_id, reason, timeout=5)
+
+    def prepare_leave(self, deadline: float) -> None:
+        """Commits if auto-commit is enabled, revokes the assignment, and waits for the commits in flight."""
+        self.commits.auto_commit(deadline)
+        owned = sorted(self._subscriptions.positions)
+        if owned and self._subscriptions.is_subscribed:
+            self._remove_partitions(owned)
+        self.commits.handle_responses(1.0)
 
     def leave_group(self, reason: str, *, even_static: bool = False) -> None:
         """Leaves the group and stops the heartbeats. A static member keeps its place until it returns."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from itertools import chain
+from typing import NamedTuple
 
 from tidemill.model.errors import ProtocolError
 from tidemill.model.types import ZERO_ID
@@ -35,20 +36,15 @@ _I64 = struct.Struct(">q")
 _I32 = struct.Struct(">i")
 
 
-class PartitionFetch:
+class PartitionFetch(NamedTuple):
     """The fetch of one partition in a request."""
 
-    __slots__ = ("bytes_max", "leader_epoch", "offset", "partition", "topic", "topic_id")
-
-    def __init__(
-        self, topic: str, topic_id: bytes, partition: int, offset: int, leader_epoch: int, bytes_max: int
-    ) -> None:
-        self.topic = topic
-        self.topic_id = topic_id
-        self.partition = partition
-        self.offset = offset
-        self.leader_epoch = leader_epoch
-        self.bytes_max = bytes_max
+    topic: str
+    topic_id: bytes
+    partition: int
+    offset: int
+    leader_epoch: int
+    bytes_max: int
 
 
 def encode_request(

@@ -10,7 +10,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from tidemill.client.completed_fetch import CompletedFetch
-from tidemill.client.fetcher import Fetcher, PartitionPosition
+from tidemill.client.fetcher import Fetcher
+from tidemill.client.subscription_state import PartitionPosition
 from tidemill.model.errors import KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.records.record_reader import Record

@@ -9,7 +9,7 @@ from __future__ import annotations
 import select
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from tidemill.client import fetch_requests
@@ -18,14 +18,14 @@ from tidemill.client.connection import Connection, InFlightRequest
 from tidemill.client.connection_attempts import no_response_text
 from tidemill.client.errors import NEXT_STEP, ClientError, error_for
 from tidemill.client.network_client import DATA, SLOW_S, NetworkClient
+from tidemill.client.subscription_state import PartitionPosition, SubscriptionState
 from tidemill.client.wait_reasons import Kind, Wait
 from tidemill.client.wake_pipe import WakePipe
 from tidemill.model.errors import INVALID_METADATA, ErrorCode, ProtocolError
-from tidemill.model.types import TopicPartition
+from tidemill.model.types import NO_BROKER, TopicPartition
 from tidemill.model.unpacked_limit import UNPACKED_KEY
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.fetch_layout import BY_ID, FetchedPartition
-from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 
 FETCH_REFRESH_ERRORS = INVALID_METADATA | {
     ErrorCode.INCONSISTENT_TOPIC_ID,
@@ -38,61 +38,18 @@ CLIENT_THROTTLES_FROM: Final = 8
 """The version of Fetch from which a throttled client waits; before, the broker delays the response."""
 
 
-class PartitionPosition:
-    """A consumer's position in a partition. ``offset`` is None until the position is known."""
-
-    __slots__ = (
-        "error_name",
-        "error_reason",
-        "error_since",
-        "high_watermark",
-        "last_stable_offset",
-        "offset",
-        "paused",
-        "preferred_read_replica",
-        "read_replica_expires_at",
-        "reset_timestamp",
-        "retry_at",
-    )
-
-    def __init__(self) -> None:
-        self.offset: int | None = None
-        self.reset_timestamp: int | None = None
-        self.paused = False
-        self.retry_at = 0.0
-        self.high_watermark = -1
-        self.last_stable_offset = -1
-        self.preferred_read_replica = -1
-        self.read_replica_expires_at = 0.0
-        self.error_name = ""
-        """Why the partition cannot be read now: the name of an error; empty if it can be read."""
-        self.error_reason = ""
-        """The text of the error, with the next step."""
-        self.error_since = 0.0
-        """Since when the partition cannot be read, in monotonic seconds."""
-
-    def record_error(self, error_name: str, reason: str, since: float | None = None) -> None:
-        """Records that the partition cannot be read, ``since`` (monotonic seconds) or from now on."""
-        if not self.error_name:
-            self.error_since = time.monotonic() if since is None else since
-        self.error_name = error_name
-        self.error_reason = reason
-
-
 def _note_error(position: PartitionPosition, code: ErrorCode) -> None:
     step = NEXT_STEP.get(code)
     position.record_error(code.name, f"{code.name}; {step}" if step else code.name)
 
 
 class Fetcher:
-    """The fetches of one consumer. For the polling thread, except :meth:`wake`."""
+    """The fetches of one consumer. For the polling thread, except :meth:`wake` and :meth:`wakeup`."""
 
-    def __init__(
-        self, network_client: NetworkClient, positions: dict[TopicPartition, PartitionPosition]
-    ) -> None:
+    def __init__(self, network_client: NetworkClient, subscriptions: SubscriptionState) -> None:
         config = network_client.config
         self._network_client = network_client
-        self._positions = positions
+        self._subscriptions = subscriptions
         self._fetch_wait_ms_max = config.int("fetch.max.wait.ms")
         self._bytes_min = config.int("fetch.min.bytes")
         self._bytes_max = config.int("fetch.max.bytes")
@@ -103,11 +60,24 @@ class Fetcher:
         self.committed_only = config.str("isolation.level") == "read_committed"
         self._check_crcs = config.bool("check.crcs")
         self._unpacked_bytes_max = config.int(UNPACKED_KEY)
-        self._auto_offset_reset = config.str("auto.offset.reset")
         self._in_flight: dict[int, tuple[InFlightRequest, dict[TopicPartition, int]]] = {}
         """By broker, the request in flight, and the offset that it has for each partition."""
         self.completed_fetches: deque[CompletedFetch] = deque()
         self._pipe = WakePipe()
+        self._is_woken = False
+        """Whether the user has called wakeup(), which ends one poll."""
+
+    def wakeup(self) -> None:
+        """Ends the current poll of the user, or the next one. From any thread."""
+        self._is_woken = True
+        self.wake()
+
+    def take_wakeup(self) -> bool:
+        """Returns whether :meth:`wakeup` was called; each call ends one poll."""
+        if not self._is_woken:
+            return False
+        self._is_woken = False
+        return True
 
     def wake(self) -> None:
         """Ends :meth:`wait` in the polling thread. From any thread."""
@@ -131,7 +101,7 @@ class Fetcher:
             busy.update(requested)
         by_node: dict[int, list[fetch_requests.PartitionFetch]] = {}
         wait = 1.0
-        for item, position in self._positions.items():
+        for item, position in self._subscriptions.positions.items():
             offset = position.offset if ahead is None else ahead.get(item, position.offset)
             if offset is None or position.paused or item in busy:
                 continue
@@ -139,15 +109,13 @@ class Fetcher:
                 wait = min(wait, position.retry_at - now)
                 continue
             topic = self._network_client.topics.get(item.topic)
-            if topic is None or item.partition >= len(topic.partitions):
-                self._network_client.request_refresh()
-                position.retry_at = now + self._backoff
-                wait = min(wait, self._backoff)
-                continue
-            partition = topic.partitions[item.partition]
-            node_id = self._select_read_replica(position, partition.leader, now)
-            if node_id < 0:
-                _note_error(position, ErrorCode.LEADER_NOT_AVAILABLE)
+            partition = self._network_client.partition(item.topic, item.partition)
+            node_id = NO_BROKER
+            if partition is not None:
+                node_id = self._select_read_replica(position, partition.leader, now)
+                if node_id < 0:
+                    _note_error(position, ErrorCode.LEADER_NOT_AVAILABLE)
+            if topic is None or partition is None or node_id < 0:
                 self._network_client.request_refresh()
                 position.retry_at = now + self._backoff
                 wait = min(wait, self._backoff)
@@ -173,8 +141,8 @@ class Fetcher:
         if partition is None or partition.leader >= 0:
             return True
         self._network_client.request_refresh()
-        if item in self._positions:
-            _note_error(self._positions[item], ErrorCode.LEADER_NOT_AVAILABLE)
+        if item in self._subscriptions.positions:
+            _note_error(self._subscriptions.positions[item], ErrorCode.LEADER_NOT_AVAILABLE)
         return False
 
     def _select_read_replica(self, position: PartitionPosition, leader: int, now: float) -> int:
@@ -190,8 +158,9 @@ class Fetcher:
             blocked = self._network_client.unresponsive_reason(node_id)
             if blocked is not None:
                 for requested in items:
-                    self._note_unreachable(
-                        TopicPartition(requested.topic, requested.partition), blocked[1], blocked[0]
+                    item = TopicPartition(requested.topic, requested.partition)
+                    self._subscriptions.record_error(
+                        item, ErrorCode.NETWORK_EXCEPTION.name, blocked[1], blocked[0]
                     )
             self._network_client.open_in_background(node_id, DATA, self.wake)
             return self._network_client.connection_delay(node_id) or 1.0
@@ -223,14 +192,9 @@ class Fetcher:
 
     def _fetch_failed(self, node_id: int, requested: Iterable[TopicPartition], problem: Exception) -> None:
         for item in requested:
-            self._note_unreachable(item, str(problem))
+            self._subscriptions.record_error(item, ErrorCode.NETWORK_EXCEPTION.name, str(problem))
         self._network_client.record_failure(node_id)
         self._network_client.request_refresh()
-
-    def _note_unreachable(self, item: TopicPartition, reason: str, since: float | None = None) -> None:
-        position = self._positions.get(item)
-        if position is not None:
-            position.record_error(ErrorCode.NETWORK_EXCEPTION.name, reason, since)
 
     def waits(self) -> list[Wait]:
         """Returns the partitions that cannot be read now. From any thread."""
@@ -242,7 +206,7 @@ class Fetcher:
             if now - request.sent_s > slow_s and request.connection.oldest_unanswered() is request:
                 reason = no_response_text(request.connection, request.api_key)
                 late.update(dict.fromkeys(requested, (request.sent_s, reason)))
-        for item, position in list(self._positions.items()):
+        for item, position in list(self._subscriptions.positions.items()):
             if position.paused or not (position.error_name or item in late):
                 continue
             since, reason = late.get(item, (position.error_since, position.error_reason))
@@ -279,6 +243,12 @@ class Fetcher:
             else:
                 connections[descriptor].receive()
 
+    def receive_until_wakeup(self, timeout: float, others: Iterable[Connection] = ()) -> bool:
+        """As :meth:`receive`, but returns False once the user has called :meth:`wakeup`."""
+        if not self._is_woken:
+            self.receive(timeout, others)
+        return not self._is_woken
+
     def handle_responses(self) -> None:
         """Converts the received responses into completed fetches."""
         now = time.monotonic()
@@ -313,7 +283,7 @@ class Fetcher:
                 self._network_client.request_refresh()
                 continue
             item = TopicPartition(name, fetched.index)
-            position = self._positions.get(item)
+            position = self._subscriptions.positions.get(item)
             offset = requested.get(item)
             if position is None or offset is None or position.offset != offset:
                 continue
@@ -322,7 +292,7 @@ class Fetcher:
     def _back_off(self, items: dict[TopicPartition, int], code: ErrorCode) -> None:
         until = time.monotonic() + self._backoff
         for item in items:
-            position = self._positions.get(item)
+            position = self._subscriptions.positions.get(item)
             if position is not None:
                 _note_error(position, code)
                 position.retry_at = until
@@ -370,18 +340,18 @@ class Fetcher:
         if position.preferred_read_replica >= 0:
             position.preferred_read_replica = -1  # the replica may be behind; the leader decides
             return
-        if self._auto_offset_reset == "none":
+        reset_timestamp = self._subscriptions.default_reset_timestamp
+        if reset_timestamp is None:
             raise error_for(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
                 f"read {item} at {offset}",
                 topic=item.topic,
                 partition=item.partition,
             )
-        position.offset = None
-        position.reset_timestamp = EARLIEST if self._auto_offset_reset == "earliest" else LATEST
+        position.request_reset(reset_timestamp)
 
-    def drop_completed_fetches(self, item: TopicPartition) -> None:
-        """Drops the fetched records of a partition that was revoked, or whose position changed."""
-        kept = deque(fetch for fetch in self.completed_fetches if fetch.topic_partition != item)
+    def drop_completed_fetches(self, items: Collection[TopicPartition]) -> None:
+        """Drops the fetched records of partitions that were revoked, or whose positions changed."""
+        kept = deque(fetch for fetch in self.completed_fetches if fetch.topic_partition not in items)
         if len(kept) < len(self.completed_fetches):
             self.completed_fetches = kept

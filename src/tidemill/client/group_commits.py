@@ -1,17 +1,26 @@
-"""A member's offset commits, which the coordinator refuses after a rebalance without the member."""
+"""A member's offset commits, the automatic commits among them.
+
+The coordinator refuses the commits of a member after a rebalance without the member.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol
 
+from tidemill.client.config import ClientConfig
 from tidemill.client.connection import Connection, InFlightRequest
 from tidemill.client.errors import ClientError, CommitFailed, RequestTimeout
 from tidemill.client.group_offsets import COORDINATOR_MOVED, NAMED_MAX, Offsets, check_commit, commit_request
+from tidemill.client.subscription_state import SubscriptionState
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.offset_commit import OffsetCommitResponse
+
+logger = logging.getLogger(__name__)
 
 MEMBERSHIP_LOST = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION})
 """The group rebalanced without this member: it joins as a new member, and its partitions are lost."""
@@ -24,11 +33,6 @@ class Membership(Protocol):
     instance_id: str | None
     member_id: str
     generation: int
-
-    @property
-    def is_subscribed(self) -> bool:
-        """Whether it commits as a member only, and not for manually assigned partitions."""
-        ...
 
     def connection(self, deadline: float) -> Connection:
         """Returns a connection to the coordinator."""
@@ -54,9 +58,13 @@ class Membership(Protocol):
 class GroupCommits:
     """The commits of one member. For the polling thread."""
 
-    def __init__(self, member: Membership, backoff_seconds: float) -> None:
+    def __init__(self, member: Membership, subscriptions: SubscriptionState, config: ClientConfig) -> None:
         self._membership = member
-        self._backoff = backoff_seconds
+        self._subscriptions = subscriptions
+        self._backoff = config.seconds("retry.backoff.ms")
+        self._is_auto_commit_enabled = config.bool("enable.auto.commit")
+        self._auto_commit_interval_s = config.seconds("auto.commit.interval.ms")
+        self.restart_auto_commit_interval()
         self._in_flight: list[tuple[InFlightRequest, int, Callable[[ClientError | None], None]]] = []
         """The commits in flight, each with the generation that it was sent in and its callback."""
 
@@ -87,10 +95,50 @@ class GroupCommits:
         """Commits without waiting; :meth:`handle_responses` calls ``done(error or None)``."""
         self._in_flight.append((*self._send(offsets, deadline), done))
 
+    # -- auto-commit --------------------------------------------------------------------------------------
+
+    def restart_auto_commit_interval(self) -> None:
+        """Makes the next automatic commit due after ``auto.commit.interval.ms``."""
+        self._next_auto_commit = time.monotonic() + self._auto_commit_interval_s
+
+    def auto_commit_delay(self) -> float:
+        """Returns the seconds until the next automatic commit; infinity without auto-commit."""
+        if not self._is_auto_commit_enabled:
+            return math.inf
+        return max(0.0, self._next_auto_commit - time.monotonic())
+
+    def auto_commit(self, deadline: float) -> None:
+        """Commits the positions and waits, if auto-commit is enabled. Logs an error."""
+        offsets = self._auto_commit_offsets()
+        if offsets:
+            try:
+                self.commit(offsets, deadline)
+            except ClientError as problem:
+                log_failed_commit(problem)
+
+    def auto_commit_if_due(self) -> None:
+        """Commits the positions without waiting, if the interval of auto-commit has passed. Logs an error."""
+        if self.auto_commit_delay() > 0:
+            return
+        self.restart_auto_commit_interval()
+        offsets = self._auto_commit_offsets()
+        if offsets:
+            try:
+                self.commit_async(offsets, time.monotonic() + 1, log_failed_commit)
+            except ClientError as problem:
+                log_failed_commit(problem)
+
+    def _auto_commit_offsets(self) -> Offsets:
+        """Returns the offsets of an automatic commit; none if it is disabled, or would be refused."""
+        is_refused = self._subscriptions.is_subscribed and self._membership.generation < 0
+        return {} if is_refused or not self._is_auto_commit_enabled else self._subscriptions.all_consumed()
+
+    # -- requests and responses ---------------------------------------------------------------------------
+
     def _send(self, offsets: Offsets, deadline: float) -> tuple[InFlightRequest, int]:
         """Sends a commit; returns the request and the generation that it was sent in."""
         generation = self._membership.generation
-        if generation < 0 and self._membership.is_subscribed:
+        if generation < 0 and self._subscriptions.is_subscribed:
             # Once all members have left, the coordinator would accept it as a commit from outside the group.
             raise CommitFailed(
                 f"group {self._membership.group_id!r} rebalanced without this member, or it has not joined "
@@ -150,3 +198,10 @@ class GroupCommits:
                 if problem.code in COORDINATOR_MOVED:
                     self._membership.mark_coordinator_unknown(problem)
             done(error)
+
+
+def log_failed_commit(error: ClientError | None) -> None:
+    """Logs the error of a commit that has no callback of the user."""
+    if error is not None:
+        level = logging.DEBUG if error.code in COORDINATOR_MOVED else logging.WARNING
+        logger.log(level, "a commit failed: %s", error)

@@ -388,9 +388,11 @@ class NetworkClient:
             self.metadata_version += 1
 
     def add_topics(self, topics: Iterable[str]) -> None:
-        """Adds ``topics`` to those that the next refresh reads."""
-        self._requested_topics.update(topics)
-        self._stale = True
+        """Adds those of ``topics`` that are not in the metadata to the topics that the next refresh reads."""
+        missing = set(topics) - self.topics.keys()
+        if missing:
+            self._requested_topics |= missing
+            self._stale = True
 
     def remove_topic(self, topic: str) -> None:
         """Removes ``topic`` from the metadata and from those that are read."""

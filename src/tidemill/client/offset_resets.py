@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from tidemill.client.connection import Connection, InFlightRequest
 from tidemill.client.connection_attempts import no_response_text
 from tidemill.client.errors import BrokerUnreachable, ClientError, error_for
-from tidemill.client.fetcher import Fetcher, PartitionPosition
+from tidemill.client.fetcher import Fetcher
 from tidemill.client.network_client import CONTROL, SLOW_S, NetworkClient
 from tidemill.client.offsets import read_list_offsets, send_list_offsets
+from tidemill.client.subscription_state import SubscriptionState
 from tidemill.client.wait_reasons import Kind, Wait
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
@@ -24,13 +25,10 @@ class OffsetResets:
     """The lookups of one consumer that are in flight. For the polling thread."""
 
     def __init__(
-        self,
-        network_client: NetworkClient,
-        positions: dict[TopicPartition, PartitionPosition],
-        fetcher: Fetcher,
+        self, network_client: NetworkClient, subscriptions: SubscriptionState, fetcher: Fetcher
     ) -> None:
         self._network_client = network_client
-        self._positions = positions
+        self._subscriptions = subscriptions
         self._fetcher = fetcher
         self._backoff_s = network_client.config.seconds("retry.backoff.ms")
         self._requests: dict[int, tuple[InFlightRequest, dict[TopicPartition, int]]] = {}
@@ -54,7 +52,7 @@ class OffsetResets:
         requested = {item for _, times in self._requests.values() for item in times}
         unknown = {
             item: position.reset_timestamp
-            for item, position in self._positions.items()
+            for item, position in self._subscriptions.positions.items()
             if position.offset is None and position.reset_timestamp is not None and item not in requested
         }
         for item in self.failures.keys() - unknown.keys() - requested:
@@ -112,18 +110,18 @@ class OffsetResets:
                 failures |= result.failures
                 self._retry_later(result.retriable)
                 for item, at in times.items():
-                    position = self._positions.get(item)
+                    position = self._subscriptions.positions.get(item)
                     if (
                         item in result.offsets
                         and position is not None
                         and position.offset is None
                         and position.reset_timestamp == at
                     ):
-                        position.offset, position.reset_timestamp = result.offsets[item].offset, None
+                        position.seek(result.offsets[item].offset)
                         position.error_name = ""
                         self.failures.pop(item, None)
         for item, failure in failures.items():
-            if item in self._positions:
+            if item in self._subscriptions.positions:
                 raise failure
 
     def _retry_later(self, problems: dict[TopicPartition, ClientError]) -> None:
@@ -135,9 +133,7 @@ class OffsetResets:
 
     def _record_errors(self, problems: Mapping[TopicPartition, ClientError]) -> None:
         for item, problem in problems.items():
-            position = self._positions.get(item)
-            if position is not None:
-                position.record_error(problem.code.name, str(problem))
+            self._subscriptions.record_error(item, problem.code.name, str(problem))
 
     def waits(self) -> list[Wait]:
         """Returns the partitions whose position a broker has not returned for a while. From any thread."""

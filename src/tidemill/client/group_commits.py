@@ -109,29 +109,23 @@ class GroupCommits:
 
     def auto_commit(self, deadline: float) -> None:
         """Commits the positions and waits, if auto-commit is enabled. Logs an error."""
-        offsets = self._auto_commit_offsets()
-        if offsets:
-            try:
-                self.commit(offsets, deadline)
-            except ClientError as problem:
-                log_failed_commit(problem)
+        self._auto_commit(lambda offsets: self.commit(offsets, deadline))
 
     def auto_commit_if_due(self) -> None:
         """Commits the positions without waiting, if the interval of auto-commit has passed. Logs an error."""
         if self.auto_commit_delay() > 0:
             return
         self.restart_auto_commit_interval()
-        offsets = self._auto_commit_offsets()
-        if offsets:
+        self._auto_commit(lambda offsets: self.commit_async(offsets, time.monotonic() + 1, log_failed_commit))
+
+    def _auto_commit(self, commit: Callable[[Offsets], None]) -> None:
+        is_refused = self._subscriptions.is_subscribed and self._membership.generation < 0
+        offsets = self._subscriptions.all_consumed()
+        if offsets and self._is_auto_commit_enabled and not is_refused:
             try:
-                self.commit_async(offsets, time.monotonic() + 1, log_failed_commit)
+                commit(offsets)
             except ClientError as problem:
                 log_failed_commit(problem)
-
-    def _auto_commit_offsets(self) -> Offsets:
-        """Returns the offsets of an automatic commit; none if it is disabled, or would be refused."""
-        is_refused = self._subscriptions.is_subscribed and self._membership.generation < 0
-        return {} if is_refused or not self._is_auto_commit_enabled else self._subscriptions.all_consumed()
 
     # -- requests and responses ---------------------------------------------------------------------------
 

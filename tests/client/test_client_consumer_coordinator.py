@@ -12,7 +12,7 @@ import confluent_kafka
 import pytest
 
 from tidemill.client import Admin, Consumer, Producer, TopicPartition
-from tidemill.client.errors import ClientError, CommitFailed
+from tidemill.client.errors import BrokerUnreachable, ClientError, CommitFailed
 from tidemill.model.errors import ErrorCode
 
 QUICK = {"heartbeat.interval.ms": 100, "session.timeout.ms": 6000, "auto.offset.reset": "earliest"}
@@ -469,6 +469,61 @@ def test_a_wakeup_ends_a_poll_that_waits_for_the_group(
         timer.join()
         assert not waiting.assignment()
         until(lambda: bool(waiting.assignment()), lambda: idle.poll(0.2), lambda: waiting.poll(0.2))
+
+
+class BlockedCall:
+    """A method of a consumer's NetworkClient that does not return before :meth:`release`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, consumer: Consumer, name: str) -> None:
+        self._plain = getattr(consumer._network_client, name)
+        self.entered, self._released = threading.Event(), threading.Event()
+        monkeypatch.setattr(consumer._network_client, name, self._call)
+
+    def _call(self, *given: Any, **options: Any) -> Any:
+        self.entered.set()
+        self._released.wait(15)
+        return self._plain(*given, **options)
+
+    def release(self) -> None:
+        self._released.set()
+
+
+@pytest.mark.parametrize("subscribed", [True, False])
+@pytest.mark.parametrize("name", ["refresh", "find_coordinator", "connection"])
+def test_a_wakeup_ends_a_poll_that_waits_for_the_network(
+    monkeypatch: pytest.MonkeyPatch, broker_address: str, topic: str, group: str, name: str, subscribed: bool
+) -> None:
+    with Consumer(broker_address, {**QUICK, "group.id": group}) as consumer:
+        blocked = BlockedCall(monkeypatch, consumer, name)
+        if subscribed:
+            consumer.subscribe([topic])
+        else:
+            consumer.assign([(topic, 0)])
+
+        def wake() -> None:
+            assert blocked.entered.wait(10)
+            consumer.wakeup()
+
+        for _ in range(2):  # The second poll finds the call that the first poll has left.
+            waker = threading.Thread(target=wake)
+            waker.start()
+            began = time.monotonic()
+            assert not consumer.poll(20)
+            assert time.monotonic() - began < 8
+            waker.join()
+        began = time.monotonic()
+        assert not consumer.poll(0.2)
+        assert time.monotonic() - began < 8
+        blocked.release()
+        values: list[bytes | None] = []
+        until(lambda: len(values) == 10, lambda: values.extend(r.value for r in consumer.poll(1.0)))
+
+
+def test_a_poll_raises_the_error_of_a_call_that_it_waits_for() -> None:
+    with Consumer("127.0.0.1:1", {**QUICK, "group.id": "g"}) as consumer:
+        consumer.subscribe(["t"])
+        with pytest.raises(BrokerUnreachable, match="no broker can be reached"):
+            consumer.poll(0.1)
 
 
 class Revocations:

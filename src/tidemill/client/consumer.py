@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ from tidemill.client.errors import (
     error_for,
 )
 from tidemill.client.fetched_records import collect, collect_arrow
-from tidemill.client.fetcher import Fetcher
+from tidemill.client.fetcher import Fetcher, PollEnded
 from tidemill.client.group_commits import log_failed_commit
 from tidemill.client.group_offsets import Committed, fetch_offsets
 from tidemill.client.network_client import NetworkClient
@@ -224,7 +225,10 @@ class Consumer:
         while True:
             if self._fetcher.take_wakeup():
                 return None
-            wait = self._update_assignment_metadata(deadline)
+            try:
+                wait = self._update_assignment_metadata(deadline)
+            except PollEnded:
+                wait = 0.0
             if self._fetcher.take_wakeup():
                 return None
             self._fetcher.handle_responses()
@@ -264,7 +268,7 @@ class Consumer:
                     return 0.1
                 wait = min(wait, coordinator.commits.auto_commit_delay())
         try:
-            return min(wait, self._update_positions(deadline))
+            return min(wait, self._update_positions(deadline, in_poll=True))
         except ClientError as problem:
             if not problem.retriable or isinstance(problem, NoOffset):
                 raise
@@ -272,8 +276,9 @@ class Consumer:
             return min(wait, 0.1)
 
     def _first_metadata(self, deadline: float) -> None:
+        until, topics = max(deadline, time.monotonic() + 0.5), self._subscriptions.topics
         try:
-            self._network_client.refresh(max(deadline, time.monotonic() + 0.5), self._subscriptions.topics)
+            self._fetcher.call_until_wakeup(lambda: self._network_client.refresh(until, topics), until)
         except ConnectionAttemptPending:
             if time.monotonic() - self._subscribed_at > self._default_api_timeout_s:
                 raise
@@ -406,17 +411,17 @@ class Consumer:
     def _deadline(self, timeout: float | None) -> float:
         return time.monotonic() + (self._default_api_timeout_s if timeout is None else timeout)
 
-    def _update_positions(self, deadline: float) -> float:
+    def _update_positions(self, deadline: float, *, in_poll: bool = False) -> float:
         """Sets unknown positions: from committed offsets, otherwise by ``auto.offset.reset``.
 
-        Returns the seconds until the next useful call.
+        Returns the seconds until the next useful call. Raises PollEnded at a wakeup() ``in_poll``.
         """
         unknown = self._subscriptions.initializing_partitions()
         if unknown:
             reset_timestamp = self._subscriptions.default_reset_timestamp
             committed: dict[TopicPartition, Committed] = {}
             if self.config.str("group.id"):
-                committed = self._fetch_committed(unknown, deadline)
+                committed = self._fetch_committed(unknown, deadline, in_poll=in_poll)
             for item in unknown:
                 position = self._subscriptions.positions[item]
                 if item in committed:
@@ -433,15 +438,11 @@ class Consumer:
         return self._offset_resets.reset_positions()
 
     def _fetch_committed(
-        self, items: Iterable[TopicPartition], deadline: float
+        self, items: Iterable[TopicPartition], deadline: float, *, in_poll: bool = False
     ) -> dict[TopicPartition, Committed]:
-        return fetch_offsets(
-            self._network_client,
-            self.config.str("group.id"),
-            items,
-            deadline,
-            stable=self._fetcher.committed_only,
-        )
+        group, stable = self.config.str("group.id"), self._fetcher.committed_only
+        fetch = partial(fetch_offsets, self._network_client, group, items, deadline, stable=stable)
+        return self._fetcher.call_until_wakeup(fetch, deadline) if in_poll else fetch()
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Sets the position of a partition to ``offset``."""

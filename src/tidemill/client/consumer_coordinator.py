@@ -170,10 +170,6 @@ class ConsumerCoordinator:
 
     # -- joining: the polling thread ----------------------------------------------------------------------
 
-    def record_poll(self) -> None:
-        """Records that the user has polled."""
-        self._last_poll = time.monotonic()
-
     def request_rejoin(self, reason: str) -> None:
         """Makes the next :meth:`poll` rejoin the group."""
         with self._lock:
@@ -182,10 +178,11 @@ class ConsumerCoordinator:
     def poll(self, deadline: float) -> bool:
         """Advances towards STABLE, until ``deadline`` or a wakeup() at most; returns True when STABLE.
 
-        Raises the errors that prevent membership: FENCED_INSTANCE_ID, authorization, no common assignor.
+        Raises PollEnded at a wakeup() during a request for the coordinator or for metadata; and the errors
+        that prevent membership: FENCED_INSTANCE_ID, authorization, no common assignor.
         """
         while True:
-            self.record_poll()
+            self._last_poll = time.monotonic()
             if self._heartbeat_error is not None:
                 raise self._heartbeat_error
             if self.state == STABLE and not self._rejoin_reason:
@@ -206,7 +203,7 @@ class ConsumerCoordinator:
         """Advances by one request; returns False if ``deadline`` passes or the user ends the poll first."""
         if self._pending_request is None:
             self._prepare_join(deadline)
-            self._send_join(self.connection(deadline))
+            self._send_join(self._fetcher.call_until_wakeup(lambda: self.connection(deadline), deadline))
         request = self._pending_request
         if request is None:
             return True
@@ -331,7 +328,7 @@ class ConsumerCoordinator:
         members = read_members(response, self.group_id, self.protocol)
         wanted = {topic for member in members for topic in member.topics}
         if not wanted <= self._network_client.topics.keys() or self._network_client.needs_refresh():
-            self._network_client.refresh(deadline, wanted)
+            self._fetcher.call_until_wakeup(lambda: self._network_client.refresh(deadline, wanted), deadline)
         self._partition_counts = self.partition_counts(wanted)
         result = assignor.assign(self._partition_counts, members)
         logger.debug("group %s, generation %s: %s", self.group_id, self.generation, result)
@@ -593,9 +590,12 @@ class ConsumerCoordinator:
             self._remove_partitions(owned)
         self.commits.handle_responses(1.0)
 
-    def leave_group(self, reason: str, *, even_static: bool = False) -> None:
+    def leave_group(self, reason: str) -> None:
         """Leaves the group and stops the heartbeats. A static member keeps its place until it returns."""
-        self.stop()
+        self._stopped.set()
+        if self._heartbeat_thread is not None and self._heartbeat_thread is not threading.current_thread():
+            self._heartbeat_thread.join(self._heartbeat_interval_s + 5)
+            self._heartbeat_thread = None
         if self._pending_request is not None and self._coordinator_id is not None:
             # The response to a join in flight would come first; leaving over a new connection is quicker.
             self._pending_request.connection.close()
@@ -604,15 +604,8 @@ class ConsumerCoordinator:
                 self._network_client.connection(self._coordinator_id, GROUP, time.monotonic() + 1)
             except KafkaError:
                 return
-        if self.instance_id is None or even_static:
+        if self.instance_id is None:
             try:
                 self._send_leave(reason)
             except KafkaError as problem:
                 logger.debug("leaving group %s: %s", self.group_id, problem)
-
-    def stop(self) -> None:
-        """Stops the heartbeats."""
-        self._stopped.set()
-        if self._heartbeat_thread is not None and self._heartbeat_thread is not threading.current_thread():
-            self._heartbeat_thread.join(self._heartbeat_interval_s + 5)
-            self._heartbeat_thread = None

@@ -7,10 +7,12 @@ fetched records were returned to the user, so that memory is bounded by ``fetch.
 from __future__ import annotations
 
 import select
+import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable
-from typing import Final
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar
 
 from tidemill.client import fetch_requests
 from tidemill.client.completed_fetch import CompletedFetch
@@ -27,6 +29,8 @@ from tidemill.model.unpacked_limit import UNPACKED_KEY
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.fetch_layout import BY_ID, FetchedPartition
 
+ResultT = TypeVar("ResultT")
+
 FETCH_REFRESH_ERRORS = INVALID_METADATA | {
     ErrorCode.INCONSISTENT_TOPIC_ID,
     ErrorCode.OFFSET_NOT_AVAILABLE,
@@ -36,6 +40,17 @@ FETCH_REFRESH_ERRORS = INVALID_METADATA | {
 
 CLIENT_THROTTLES_FROM: Final = 8
 """The version of Fetch from which a throttled client waits; before, the broker delays the response."""
+
+
+class PollEnded(Exception):
+    """The current poll() of the user ends: it makes no further request that it would wait for."""
+
+
+def _run(function: Callable[[], ResultT], call: Future[ResultT]) -> None:
+    try:
+        call.set_result(function())
+    except BaseException as problem:  # noqa: BLE001 - the thread that waits for it raises it
+        call.set_exception(problem)
 
 
 def _note_error(position: PartitionPosition, code: ErrorCode) -> None:
@@ -64,6 +79,8 @@ class Fetcher:
         """By broker, the request in flight, and the offset that it has for each partition."""
         self.completed_fetches: deque[CompletedFetch] = deque()
         self._pipe = WakePipe()
+        self._call: Future[Any] | None = None
+        """The call of :meth:`call_until_wakeup` that is in progress, or has ended after a wakeup()."""
         self._is_woken = False
         """Whether the user has called wakeup(), which ends one poll."""
 
@@ -248,6 +265,29 @@ class Fetcher:
         if not self._is_woken:
             self.receive(timeout, others)
         return not self._is_woken
+
+    def call_until_wakeup(self, function: Callable[[], ResultT], deadline: float) -> ResultT:
+        """Calls ``function``, which may wait for the network, in a helper thread, and returns its result.
+
+        Raises PollEnded once the user has called :meth:`wakeup`. The call continues then, and its result is
+        dropped. The next call begins after its end, and raises PollEnded if that is not before ``deadline``.
+        """
+        while self._call is not None and not self._call.done():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not self.receive_until_wakeup(left_s):
+                raise PollEnded
+        call: Future[ResultT] = Future()
+        call.add_done_callback(lambda _: self.wake())
+        self._call = call
+        threading.Thread(target=_run, args=(function, call), name="tidemill-poll", daemon=True).start()
+        while not call.done():
+            if not self.receive_until_wakeup(1.0):
+                raise PollEnded
+        self._call = None
+        try:
+            return call.result()
+        finally:
+            del call  # The traceback of its exception refers to this frame.
 
     def handle_responses(self) -> None:
         """Converts the received responses into completed fetches."""

@@ -139,9 +139,8 @@ def _read_log(
 
     Returns the damage that ended the read, or an empty text. Errors that ``on_record`` raises are not caught.
     """
-    file = files.open(path, read_only=True)
-    scan = BatchScan(file, 0, file.size(), WINDOW_BYTES)
-    try:
+    with files.open(path, read_only=True) as file:
+        scan = BatchScan(file, 0, file.size(), WINDOW_BYTES)
         while scan.step():
             try:
                 whole = list(_records(scan, unpacked_bytes_max))
@@ -149,8 +148,6 @@ def _read_log(
                 return str(problem)
             for offset, value, control in whole:
                 on_record(offset, value, control)
-    finally:
-        file.close()
     return scan.fault
 
 

@@ -98,9 +98,8 @@ def _records(
     bases = sorted(base for name in files.list(partition.path) if (base := offset_of(name, LOG)) >= 0)
     for base in bases:
         path = f"{partition.path}/{base:0{OFFSET_DIGITS}d}{LOG}"
-        file = files.open(path, read_only=True)
-        scan = BatchScan(file, 0, file.size())
-        try:
+        with files.open(path, read_only=True) as file:
+            scan = BatchScan(file, 0, file.size())
             while scan.step():
                 data, at = scan.whole()
                 try:
@@ -113,8 +112,6 @@ def _records(
             if scan.fault and (is_clean or base != bases[-1]):
                 what = f"the part from byte {scan.position} on"
                 damage.append(_unreadable(path, what, scan.fault))
-        finally:
-            file.close()
 
 
 def _unreadable(path: str, description: str, problem: str) -> str:

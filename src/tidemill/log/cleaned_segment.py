@@ -74,21 +74,15 @@ class CleanedSegment:
         self._sync(segment.time_index.path)
         if aborted:
             path = f"{self._directory}/{offset_name(self._base, TRANSACTION_INDEX)}{CLEANED}"
-            file = self._files.open(path, create=True)
-            try:
+            with self._files.open(path, create=True) as file:
                 file.append([encode_all(aborted)])
                 file.sync()
-            finally:
-                file.close()
         segment.close_handlers()
         self._files.set_modified(segment.path, modified_ms)
 
     def _sync(self, path: str) -> None:
-        file = self._files.open(path)
-        try:
+        with self._files.open(path) as file:
             file.sync()
-        finally:
-            file.close()
 
     def discard(self) -> None:
         """Removes the files of the new segment."""

@@ -117,16 +117,14 @@ class Cleaner:
     def _scan(self, segment: ClosedSegment | SegmentFile) -> Iterator[BatchScan]:
         """A scan of the batches of a segment. Raises CorruptMessage for its fault."""
         path = f"{self.job.directory}/{offset_name(segment.base_offset, LOG)}"
-        file = self.files.open(path, read_only=True)
-        scan = BatchScan(file, 0, segment.size, self.job.chunk_bytes)
-        try:
-            yield scan
-            if scan.fault:
-                raise CorruptMessage(scan.fault)
-        except (CorruptMessage, InvalidRecord) as problem:
-            raise CorruptMessage(f"{path}: {problem} (at byte {scan.position})") from problem
-        finally:
-            file.close()
+        with self.files.open(path, read_only=True) as file:
+            scan = BatchScan(file, 0, segment.size, self.job.chunk_bytes)
+            try:
+                yield scan
+                if scan.fault:
+                    raise CorruptMessage(scan.fault)
+            except (CorruptMessage, InvalidRecord) as problem:
+                raise CorruptMessage(f"{path}: {problem} (at byte {scan.position})") from problem
 
     def _aborted(self) -> list[Aborted]:
         """The aborted transactions in the indexes of the segments."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Final
 
 from tidemill.log.errors import storage_error
@@ -86,11 +87,5 @@ class FlushJob:
             self._open = []  # A finished job holds no file descriptors.
 
     def _sync_path(self, path: str) -> None:
-        try:
-            file = self._files.open(path)
-        except FileNotFoundError:
-            return
-        try:
+        with suppress(FileNotFoundError), self._files.open(path) as file:
             file.sync()
-        finally:
-            file.close()

@@ -77,9 +77,7 @@ def keep_truncated(files: Files, path: str, position: int, size: int) -> str:
     kept = f"{path}.{position}{CUT}"
     if files.exists(kept):
         files.remove(kept)  # An earlier start ended before it had truncated the log.
-    source = files.open(path, read_only=True)
-    copy = files.open(kept, create=True)
-    try:
+    with files.open(path, read_only=True) as source, files.open(kept, create=True) as copy:
         at = position
         while at < size:
             piece = source.read_at(at, min(PIECE_BYTES, size - at))
@@ -88,9 +86,6 @@ def keep_truncated(files: Files, path: str, position: int, size: int) -> str:
             copy.append([piece])
             at += len(piece)
         copy.sync()
-    finally:
-        copy.close()
-        source.close()
     return kept
 
 

@@ -57,11 +57,8 @@ def remove_snapshots_after(files: Files, directory: str, offset: i64) -> None:
 def write_snapshot(files: Files, path: str, data: bytes) -> None:
     """Writes a producer snapshot under a temporary name, and renames it. Raises OSError."""
     temporary = path + ".tmp"
-    file = files.open(temporary, True)
-    try:
+    with files.open(temporary, True) as file:
         if file.size():
             file.truncate(0)
         file.append([data])
-    finally:
-        file.close()
     files.rename(temporary, path)

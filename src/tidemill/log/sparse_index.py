@@ -53,14 +53,11 @@ class SparseIndex:
         """Creates the file at its full size without entries, replacing an existing one."""
         self._map = None
         self._writable = False
-        file = self.files.open(self.path, True)
-        try:
+        with self.files.open(self.path, True) as file:
             if file.size() != 0:
                 file.truncate(0)
             self.entries = 0
             file.truncate(self.entries_max * self.entry_bytes)
-        finally:
-            file.close()
 
     def load(self) -> None:
         """Counts the entries, unless that was done. A missing file has none."""
@@ -97,12 +94,9 @@ class SparseIndex:
         self.entries = entries
 
     def _read_file(self) -> bytes:
-        file = self.files.open(self.path, False, True)
-        try:
+        with self.files.open(self.path, False, True) as file:
             size: i64 = file.size() if self.entries < 0 else self.entries * self.entry_bytes
             data = file.read_at(0, size)
-        finally:
-            file.close()
         self._mapped_bytes = len(data)
         self._map = data
         return data
@@ -111,17 +105,13 @@ class SparseIndex:
         """Whether a lookup is likely to find its pages in memory. Raises OSError."""
         if self.entries <= 0:
             return self.entries == 0
-        file = self.files.open(self.path, False, True)
-        try:
+        with self.files.open(self.path, False, True) as file:
             return file.is_cached(0, self.entries * self.entry_bytes)
-        finally:
-            file.close()
 
     def _try_map(self, writable: bool) -> FileMap | None:
         self._map = None
         mapped: FileMap | None = None
-        file = self.files.open(self.path, False, not writable)
-        try:
+        with self.files.open(self.path, False, not writable) as file:
             size: i64 = file.size()
             if writable and size != self.entries_max * self.entry_bytes:
                 size = self.entries_max * self.entry_bytes
@@ -129,8 +119,6 @@ class SparseIndex:
             if size > 0:
                 mapped = file.map(writable)
             self._mapped_bytes = size
-        finally:
-            file.close()
         self._writable = writable
         return mapped
 
@@ -185,11 +173,8 @@ class SparseIndex:
         page_end: i64 = (needed + PAGE_BYTES - 1) // PAGE_BYTES * PAGE_BYTES
         if page_end > self._mapped_bytes:
             page_end = self._mapped_bytes
-        file = self.files.open(self.path)
-        try:
+        with self.files.open(self.path) as file:
             file.write_at(self._backed_bytes, bytes(page_end - self._backed_bytes))
-        finally:
-            file.close()
         self._backed_bytes = page_end
 
     @property
@@ -207,20 +192,14 @@ class SparseIndex:
             return
         self._map = None  # A map beyond the end of its file must not be accessed any more.
         self._writable = False
-        file = self.files.open(self.path, True)
-        try:
+        with self.files.open(self.path, True) as file:
             if file.size() != used:
                 file.truncate(used)
-        finally:
-            file.close()
 
     def sync(self) -> None:
         """Syncs the entries of the file."""
-        file = self.files.open(self.path)
-        try:
+        with self.files.open(self.path) as file:
             file.sync()
-        finally:
-            file.close()
 
     def _slots_up_to(self, value: i64, field: i64) -> i64:
         """The number of entries with at most ``value`` in the four bytes at ``field``, which ascend."""
@@ -269,15 +248,12 @@ class SparseIndex:
         position: i64 = entries * self.entry_bytes
         self._map = None
         self._writable = False
-        file = self.files.open(self.path)
-        try:
+        with self.files.open(self.path) as file:
             size: i64 = file.size()
             file.truncate(position)
             # They are removed now, even after an error: the file gets its size with the next entry.
             self.entries = entries
             file.truncate(size)
-        finally:
-            file.close()
 
     def close_idle(self) -> None:
         """Releases the memory map until it is needed again."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from tidemill.log.file_names import TRANSACTION_INDEX, offset_of
@@ -63,24 +64,15 @@ def append_entry(files: Files, path: str, entry: Aborted) -> None:
 
     Raises OSError; an incomplete entry that a failure leaves does not count, and the next one replaces it.
     """
-    file = files.open(path, create=True)
-    try:
+    with files.open(path, create=True) as file:
         _truncate(file, entry.last_offset)
         file.append([ABORTED_ENTRY.pack(*entry)])
-    finally:
-        file.close()
 
 
 def truncate_entries(files: Files, path: str, offset: int) -> None:
     """Removes the entries of markers at or after ``offset``. Raises OSError."""
-    try:
-        file = files.open(path)
-    except FileNotFoundError:
-        return
-    try:
+    with suppress(FileNotFoundError), files.open(path) as file:
         _truncate(file, offset)
-    finally:
-        file.close()
 
 
 def _truncate(file: File, offset: int) -> None:

@@ -155,11 +155,8 @@ class ScratchFiles(Files):
         return _ScratchFile(self, path, entry)
 
     def read(self, path: str) -> bytes:
-        file = self.open(path, read_only=True)
-        try:
+        with self.open(path, read_only=True) as file:
             return file.read_at(0, file.size())
-        finally:
-            file.close()
 
     def replace(self, path: str, data: bytes) -> None:
         entry = _Entry("")
@@ -170,11 +167,8 @@ class ScratchFiles(Files):
         return self._find(path) is not None or (path not in self._entries and os.path.isdir(path))
 
     def size(self, path: str) -> int:
-        file = self.open(path, read_only=True)
-        try:
+        with self.open(path, read_only=True) as file:
             return file.size()
-        finally:
-            file.close()
 
     def modified_ms(self, path: str) -> int:
         entry = self._find(path)

@@ -8,6 +8,7 @@ that a running broker adds later are not read.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Final
 
@@ -37,16 +38,9 @@ class EntryFile:
 
     def _used(self, high: int) -> int:
         """Returns the number of entries before the zeros at the end of a file that is not closed yet."""
-        low = 0
         if high == 0 or not self._is_zero(high - 1):
             return high
-        while low < high:
-            middle = (low + high) >> 1
-            if self._is_zero(middle):
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        return bisect_left(range(high), True, key=self._is_zero)
 
     def _is_zero(self, slot: int) -> bool:
         return not any(self.file.read_at(slot * self.entry_bytes, self.entry_bytes))

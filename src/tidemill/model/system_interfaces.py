@@ -78,6 +78,12 @@ class File:
     executor: Executor | None = None
     """The threads that read the file ahead; None for those of all log files."""
 
+    def __enter__(self) -> File:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
     def append(self, buffers: list[Buffer]) -> i64:
         """Appends all of ``buffers``, completely or not at all. Returns the number of bytes written.
 
@@ -205,14 +211,11 @@ class Files:
     def write_unsynced(self, path: str, data: bytes) -> None:
         """Replaces a file without waiting for the disk; a killed process leaves the old or the new file."""
         temporary = f"{path}.tmp"
-        file = self.open(temporary, True)
-        try:
+        with self.open(temporary, True) as file:
             if file.size():
                 file.truncate(0)
             if data:
                 file.append([data])
-        finally:
-            file.close()
         self.rename(temporary, path)
 
     def rename(self, old: str, new: str) -> None:

@@ -232,11 +232,8 @@ class TableFolder:
             self._files.sync_directory(folder)
 
     def _sync_file(self, path: str) -> None:
-        file = self._files.open(path)
-        try:
+        with self._files.open(path) as file:
             file.sync()
-        finally:
-            file.close()
 
     def _run_parallel(self, work: Callable[[str], None], paths: Iterable[str]) -> None:
         with ThreadPoolExecutor(SYNCS_AT_ONCE) as pool:

@@ -227,12 +227,11 @@ async def test_retries_a_failed_load_after_growing_pauses(caplog: pytest.LogCapt
             await fixture.time.advance(1_010)
         assert attempts == [1, 2, 2, 3, 3, 3, 3]
         assert (await fixture.service.fetch("g"))[0] is ErrorCode.NONE
-        errors = [record for record in caplog.records if record.levelname == "ERROR"]
-        assert len(errors) == 1
-        assert "could not be read" in errors[0].getMessage()
+        (error,) = (record.getMessage() for record in caplog.records if record.levelname == "ERROR")
+        assert "disk" in error
 
 
-async def test_a_record_that_cannot_be_replayed_ends_the_load(
+async def test_loads_again_after_a_record_that_could_not_be_replayed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     replay = GroupMetadataManager.replay
@@ -254,19 +253,14 @@ async def test_a_record_that_cannot_be_replayed_ends_the_load(
         log.batches[partition] = [builder.build()]
         service.become_leader(partition, 1)
         await fixture.time.advance(600_000)
-        assert log.reads == 1
-        assert await service.fetch("g") == (ErrorCode.NOT_COORDINATOR, {})
-        assert service.list_groups() == (ErrorCode.NONE, [])
+        assert 10 < log.reads < 20
+        assert await service.fetch("g") == (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, {})
         (error,) = (record.getMessage() for record in caplog.records if record.levelname == "ERROR")
         assert f"__consumer_offsets-{partition}" in error
-        assert "offset 1 " in error
+        assert "offset 1:" in error
         assert "tidemill log dump" in error
-        service.topics_deleted({"c": ZERO_ID})
-        assert log.reads == 1
         poisoned.clear()
-        service.resign(partition)
-        service.become_leader(partition, 2)
-        await turns()
+        await fixture.time.advance(60_000)
         found, offsets = await service.fetch("g")
         assert (found, sorted(offsets)) == (ErrorCode.NONE, ["a", "b", "c"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import struct
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +14,11 @@ from replica_stage import FOLLOWER, LEADER, Broker
 
 from tidemill.broker import offsets_topic
 from tidemill.broker.offsets_topic import PartitionOffsetsLog
-from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError
 from tidemill.replication.partition import Partition
 
 AFTER_ALL_TURNS = 50
+BATCH_LENGTH_AT = 8
 
 
 class Reading:
@@ -70,6 +72,14 @@ async def test_loading_fails_when_another_broker_becomes_leader() -> None:
     with pytest.raises(KafkaError) as caught:
         await asyncio.wait_for(reading, 5)
     assert caught.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+async def test_loading_fails_at_a_batch_that_is_longer_than_the_log() -> None:
+    stage = Reading()
+    stage.partition.fetched_by(FOLLOWER, 2, 0, 1)
+    stage.partition.log.active.file().write_at(BATCH_LENGTH_AT, struct.pack(">i", 1_000_000))
+    with pytest.raises(CorruptMessage, match="the batch at offset 0 is longer than the log"):
+        await asyncio.wait_for(stage.read(), 5)
 
 
 def test_a_cancelled_wait_reports_no_unhandled_exception() -> None:

@@ -12,7 +12,7 @@ from tidemill.broker.auto_topic_creation import create_missing_topics
 from tidemill.coordination.topic_image import OFFSETS_TOPIC
 from tidemill.groups.coordinator_interfaces import CoordinatorEndpoint
 from tidemill.log.errors import storage_error
-from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
 from tidemill.records.batch import parse_batch
 from tidemill.records.record_reader import iter_stored
@@ -75,12 +75,12 @@ class PartitionOffsetsLog:
         while offset < end:
             with _reporting_storage_errors(found):
                 piece = found.read(offset, READ_BYTES, end, True)
-                if piece is None:
-                    return
-                data = await loop.run_in_executor(None, piece.read)
+                data = b"" if piece is None else await loop.run_in_executor(None, piece.read)
+            if not data:
+                break  # The cleaner has removed all records up to the log end.
             whole, offset = _whole_batches(data, offset)
             if not whole:
-                return
+                raise CorruptMessage(f"the batch at offset {offset} is longer than the log")
             yield whole
         await _wait_until_committed(found, end)
 

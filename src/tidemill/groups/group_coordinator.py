@@ -4,8 +4,7 @@ Request handlers call :class:`GroupCoordinator`. A request for a partition that 
 COORDINATOR_LOAD_IN_PROGRESS, a request for a partition that another broker leads with NOT_COORDINATOR. Idle
 groups cost no CPU time: timers share one heap, and a heartbeat sets no timer.
 
-A partition that cannot be read is read again after a growing pause. A partition that cannot be replayed fails
-its requests with NOT_COORDINATOR until it has another leader, as in Kafka's ``CoordinatorRuntime``.
+A partition that cannot be loaded is loaded again after a growing pause: the fault may be temporary.
 """
 
 from __future__ import annotations
@@ -35,12 +34,11 @@ from tidemill.groups.coordinator_interfaces import CoordinatorEndpoint, OffsetsL
 from tidemill.groups.coordinator_partition import partition_for
 from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.group_coordinator_shard import (
-    LOAD_RETRY_S,
     LOAD_RETRY_S_MAX,
     GroupCoordinatorShard,
     failed_commit,
 )
-from tidemill.groups.group_metadata import GroupState, ReplayError
+from tidemill.groups.group_metadata import GroupState
 from tidemill.groups.offset_records import CommittedOffset
 from tidemill.groups.pending_joins import PendingJoins
 from tidemill.groups.timers import (
@@ -212,13 +210,13 @@ class GroupCoordinator:
                             return
         except Exception as problem:  # noqa: BLE001 - logged
             if not shard.is_closed:
-                self._load_failed(shard, problem)
+                self._load_failed(shard, loader.offset, problem)
             return
         if shard.is_closed:
             return
         shard.activate()
         logger.log(
-            logging.INFO if loader.records else logging.DEBUG,
+            logging.INFO if loader.records or shard.load_problem else logging.DEBUG,
             "%s-%d: loaded %d groups from %d records in %d ms",
             OFFSETS_TOPIC,
             shard.partition,
@@ -227,34 +225,22 @@ class GroupCoordinator:
             self._timers.now_ms() - started_ms,
         )
 
-    def _load_failed(self, shard: GroupCoordinatorShard, problem: Exception) -> None:
-        """Ends the load after a failed replay; otherwise reads the log again after a growing pause.
-
-        Only the first of several failures is an error in the log.
-        """
-        if isinstance(problem, ReplayError):
-            # The next attempt would read the same records.
-            shard.fail()
-            logger.error(
-                "%s-%d could not be loaded: %s; its groups have no coordinator until another broker leads the"
-                " partition, or this broker restarts; see the record with 'tidemill log dump'",
-                OFFSETS_TOPIC,
-                shard.partition,
-                problem,
-                exc_info=problem,
-            )
-            return
+    def _load_failed(self, shard: GroupCoordinatorShard, offset: int, problem: Exception) -> None:
+        """Schedules the next load after a growing pause. Logs each error once, and not at every attempt."""
         pause_s = shard.load_backoff.next_s()
+        text = f"after offset {offset}: {problem!r}"
         logger.log(
-            logging.ERROR if pause_s == LOAD_RETRY_S else logging.DEBUG,
-            "%s-%d could not be read; retrying after pauses of up to %d s until it is loaded: %s",
+            logging.DEBUG if text == shard.load_problem else logging.ERROR,
+            "%s-%d could not be loaded (%s); its groups have no coordinator before that. It is repeated after"
+            " pauses of up to %d s. 'tidemill log dump' shows the records.",
             OFFSETS_TOPIC,
             shard.partition,
+            text,
             LOAD_RETRY_S_MAX,
-            problem,
             # Storage errors and a removed partition are KafkaErrors. Other exceptions are bugs.
             exc_info=None if isinstance(problem, KafkaError) else problem,
         )
+        shard.load_problem = text
         key = ShardTimerKey(shard.number, ShardTimer.LOAD)
         self._timers.set(key, self._timers.now_ms() + int(pause_s * 1_000))
 
@@ -328,7 +314,7 @@ class GroupCoordinator:
 
     def _find(self, group_id: str) -> tuple[GroupCoordinatorShard | None, ErrorCode]:
         shard = self._shards.get(partition_for(group_id, self.topic.partition_count()))
-        if shard is None or shard.has_failed:
+        if shard is None:
             return None, ErrorCode.NOT_COORDINATOR
         if not shard.is_active:
             return None, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -482,7 +468,7 @@ class GroupCoordinator:
         for shard in self._shards.values():
             if shard.is_active:
                 groups.extend(shard.list_groups())
-            elif not shard.has_failed:
+            else:
                 error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return error, groups
 

@@ -60,6 +60,7 @@ logger = logging.getLogger("tidemill.groups")
 
 LOAD_RETRY_S: Final = 1.0
 LOAD_RETRY_S_MAX: Final = 60.0
+"""The pause before a failed load is repeated, at first and at most."""
 BATCH_BYTES_MAX: Final = 512 * 1024
 """Records of several requests share a batch up to this size, well under the topic's max.message.bytes."""
 
@@ -86,22 +87,18 @@ LOADING: Final = 0
 ACTIVE: Final = 1
 CLOSED: Final = 2
 """Another broker leads the partition."""
-FAILED: Final = 3
-"""The log could not be replayed; the shard handles no requests."""
 
 ACTIVATE: Final = 0
 CLOSE: Final = 1
-FAIL: Final = 2
 
 TRANSITIONS: Final = TransitionTable(
     "shard",
-    ["LOADING", "ACTIVE", "CLOSED", "FAILED"],
-    ["ACTIVATE", "CLOSE", "FAIL"],
+    ["LOADING", "ACTIVE", "CLOSED"],
+    ["ACTIVATE", "CLOSE"],
     [
-        [ACTIVE, CLOSED, FAILED],  # LOADING
-        [NONE, CLOSED, NONE],  # ACTIVE
-        [NONE, NONE, NONE],  # CLOSED
-        [NONE, CLOSED, NONE],  # FAILED
+        [ACTIVE, CLOSED],  # LOADING
+        [NONE, CLOSED],  # ACTIVE
+        [NONE, NONE],  # CLOSED
     ],
 )
 
@@ -153,6 +150,8 @@ class GroupCoordinatorShard:
         self.number = number
         """Distinguishes the shard's timers from those of an earlier shard for the same partition."""
         self.load_backoff = Backoff(LOAD_RETRY_S, LOAD_RETRY_S_MAX)
+        self.load_problem = ""
+        """The text of the error that ended the last load; empty before the first error."""
         self._config = config
         self._state_machine = GroupMetadataManager(config)
         self._log = offsets_log
@@ -165,7 +164,7 @@ class GroupCoordinatorShard:
         """Called when committed records could not be replayed: the groups in memory differ from the log."""
         self._outgoing: list[Append] = []
         self._writes: deque[Write] = deque()
-        self._failed: tuple[Append, ErrorCode] | None = None
+        self._failed_append: tuple[Append, ErrorCode] | None = None
         """The latest append of several batches of which an earlier batch failed, with the error."""
         self._accepted = 0
         """The number of appends since the start."""
@@ -179,11 +178,6 @@ class GroupCoordinatorShard:
     def is_active(self) -> bool:
         """Whether the log is loaded, and this broker leads the partition."""
         return self.state == ACTIVE
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the log could not be replayed."""
-        return self.state == FAILED
 
     @property
     def is_closed(self) -> bool:
@@ -382,12 +376,12 @@ class GroupCoordinatorShard:
                 error = ErrorCode.UNKNOWN_SERVER_ERROR
         self._ended += len(write.ending)
         if write.continued is not None and error is not ErrorCode.NONE:
-            self._failed = (write.continued, error)
+            self._failed_append = (write.continued, error)
         for effect in write.ending:
             if write.responded:
                 self._handle(partial(self._state_machine.timed_out_append_ended, effect.then, error, now))
-            elif self._failed is not None and self._failed[0] is effect:
-                self._end_append(effect, self._failed[1])
+            elif self._failed_append is not None and self._failed_append[0] is effect:
+                self._end_append(effect, self._failed_append[1])
             else:
                 self._end_append(effect, error)
         if must_reload:
@@ -477,11 +471,6 @@ class GroupCoordinatorShard:
 
         self._state_machine = GroupMetadataManager(self._config)
         return OffsetsLoader(self._state_machine, self.partition, self._config.unpacked_bytes_max)
-
-    def fail(self) -> None:
-        """Drops all groups: the log cannot be replayed."""
-        self.state = TRANSITIONS.after(self.state, FAIL)
-        self._state_machine = GroupMetadataManager(self._config)
 
     def activate(self) -> None:
         """Starts to handle requests, after the log was loaded."""

@@ -70,10 +70,6 @@ class GroupInvariantError(TidemillError):
     """The coordinator violated one of its own invariants."""
 
 
-class ReplayError(TidemillError):
-    """The stored records of a partition could not be replayed. The text names the offset."""
-
-
 class Member:
     """One member of a group."""
 

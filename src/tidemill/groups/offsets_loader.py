@@ -14,7 +14,6 @@ from collections.abc import Iterator
 
 from tidemill.coordination.topic_image import OFFSETS_TOPIC
 from tidemill.groups.coordinator_effects import Now
-from tidemill.groups.group_metadata import ReplayError
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
 from tidemill.groups.offset_records import OffsetRecord, OffsetsRecord, decode_record
 from tidemill.model.errors import CorruptMessage, KafkaError
@@ -36,47 +35,46 @@ class OffsetsLoader:
         self.open_transactions: dict[int, dict[tuple[str, str, int], tuple[int, OffsetRecord]]] = {}
         """By producer id and partition of a group: the offset of the last record, and the record."""
         self.records = 0
-        self._offset = -1
-        """The offset of the last record that was decoded or replayed; -1 before the first one."""
+        self.offset = -1
+        """The offset of the batch or record that was read last; -1 before the first one."""
 
     def replay(self, data: bytes, now: Now) -> Iterator[None]:
-        """Replays the batches in ``data``; yields after each record, so that other tasks can run.
-
-        Raises ReplayError after damage that hides where the next batch starts, and after a bug.
-        """
-        try:
-            for batch in iter_stored(data):
-                for record in self._read(batch):
-                    self.records += 1
-                    self._offset = record.offset
-                    if isinstance(batch, Entry):
-                        self._replay_record(None, record, now)
-                    elif batch.is_control:
-                        self._end_transaction(batch, record, now)
-                    else:
-                        self._replay_record(batch, record, now)
-                    yield
-        except Exception as problem:
-            raise ReplayError(f"the replay failed at offset {self._offset} ({problem!r})") from problem
+        """Replays the batches in ``data``; yields after each record, so that other tasks can run."""
+        for batch in iter_stored(data):
+            self.offset = batch.last_offset if isinstance(batch, Entry) else batch.base_offset
+            for record in self._read(batch):
+                self.records += 1
+                self.offset = record.offset
+                if isinstance(batch, Entry):
+                    self._replay_record(None, record, now)
+                elif batch.is_control:
+                    self._end_transaction(batch, record, now)
+                else:
+                    self._replay_record(batch, record, now)
+                yield
 
     def _read(self, batch: Batch | Entry) -> list[Record]:
         try:
             return read_stored(batch, True, self.unpacked_bytes_max)
         except KafkaError as problem:
-            self._skip(batch.last_offset if isinstance(batch, Entry) else batch.base_offset, problem)
+            self._skip(problem)
             return []
 
-    def _skip(self, offset: int, problem: KafkaError) -> None:
+    def _skip(self, problem: KafkaError) -> None:
         # An unreadable record costs its own offsets or group; a failed load would cost all of them.
         logger.error(
-            "%s-%d: the data from offset %d is skipped: %s", OFFSETS_TOPIC, self.partition, offset, problem
+            "%s-%d: the data from offset %d is skipped: %s",
+            OFFSETS_TOPIC,
+            self.partition,
+            self.offset,
+            problem,
         )
 
     def _replay_record(self, batch: Batch | None, record: Record, now: Now) -> None:
         try:
             change = decode_record(record.key, record.value)
         except CorruptMessage as problem:
-            self._skip(record.offset, problem)
+            self._skip(problem)
             return
         if change is None:
             return
@@ -88,7 +86,7 @@ class OffsetsLoader:
 
     def _apply_record(self, offset: int, change: OffsetsRecord, now: Now) -> None:
         """Replays the record at ``offset``; drops older records of open transactions for the same key."""
-        self._offset = offset
+        self.offset = offset
         if isinstance(change, OffsetRecord) and change.value is not None:
             key = (change.group, change.topic, change.partition)
             for waiting in self.open_transactions.values():

@@ -388,10 +388,10 @@ class NetworkClient:
             self.metadata_version += 1
 
     def add_topics(self, topics: Iterable[str]) -> None:
-        """Adds those of ``topics`` that are not in the metadata to the topics that the next refresh reads."""
-        missing = set(topics) - self.topics.keys()
-        if missing:
-            self._requested_topics |= missing
+        """Adds ``topics`` to those that each refresh reads; requests a refresh if one is not in the metadata."""
+        added = set(topics)
+        self._requested_topics |= added
+        if not added <= self.topics.keys():
             self._stale = True
 
     def remove_topic(self, topic: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tidemill.client import Admin, Consumer, Producer, TopicPartition
+from tidemill.client.errors import RequestTimeout
 
 QUICK = {"heartbeat.interval.ms": 100, "session.timeout.ms": 6000, "auto.offset.reset": "earliest"}
 
@@ -44,3 +45,80 @@ def test_a_topic_that_was_listed_before_it_was_assigned_is_refreshed(
         fill(broker_address, topic, 20)
         consumer.seek(TopicPartition(topic, 0), 0)
         assert read(consumer, 20) == 20
+
+
+class Listener:
+    """Records its calls; raises the exceptions that it has for them, once each."""
+
+    def __init__(self, **failures: BaseException) -> None:
+        self.failures = failures
+        self.calls: list[str] = []
+
+    def _record(self, name: str) -> None:
+        self.calls.append(name)
+        failure = self.failures.pop(name, None)
+        if failure is not None:
+            raise failure
+
+    def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        self._record("assigned")
+
+    def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        self._record("revoked")
+
+    def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        self._record("lost")
+
+
+def test_a_client_error_of_the_listener_is_raised(
+    broker_address: str, new_topic: Callable[..., str], group: str
+) -> None:
+    topic = new_topic(1)
+    fill(broker_address, topic, 5)
+    listener = Listener(assigned=RequestTimeout("of on_assigned"), revoked=RequestTimeout("of on_revoked"))
+    with Consumer(broker_address, QUICK, group_id=group) as consumer:
+        consumer.subscribe([topic], listener=listener)
+        with pytest.raises(RequestTimeout, match="of on_assigned"):
+            consumer.poll(10)
+        assert read(consumer, 5) == 5
+        assert consumer._coordinator is not None
+        consumer._coordinator.request_rejoin("a test")
+        with pytest.raises(RequestTimeout, match="of on_revoked"):
+            consumer.poll(10)
+        deadline = time.monotonic() + 10
+        while not consumer.assignment() and time.monotonic() < deadline:
+            consumer.poll(0.1)
+        assert listener.calls == ["assigned", "revoked", "assigned"]
+
+
+def test_unsubscribe_drops_the_subscription_although_the_listener_fails(
+    broker_address: str, new_topic: Callable[..., str], group: str
+) -> None:
+    topic = new_topic(1)
+    fill(broker_address, topic, 5)
+    with Consumer(broker_address, QUICK, group_id=group) as consumer:
+        consumer.subscribe([topic], listener=Listener(revoked=ZeroDivisionError("of the user")))
+        assert read(consumer, 5) == 5
+        with pytest.raises(ZeroDivisionError, match="of the user"):
+            consumer.unsubscribe()
+        assert not consumer.subscription()
+        consumer.assign([(topic, 0)])
+        consumer.seek(TopicPartition(topic, 0), 0)
+        assert read(consumer, 5) == 5
+
+
+@pytest.mark.parametrize("end", [Consumer.close, Consumer.unsubscribe])
+def test_the_partitions_of_a_removed_member_are_lost_when_it_leaves(
+    broker_address: str, new_topic: Callable[..., str], group: str, end: Callable[[Consumer], None]
+) -> None:
+    topic = new_topic(1)
+    listener = Listener()
+    with Consumer(broker_address, QUICK, group_id=group) as consumer:
+        consumer.subscribe([topic], listener=listener)
+        deadline = time.monotonic() + 10
+        while not consumer.assignment() and time.monotonic() < deadline:
+            consumer.poll(0.1)
+        assert consumer._coordinator is not None
+        consumer._coordinator.membership_lost()
+        end(consumer)
+    assert listener.calls == ["assigned", "lost"]

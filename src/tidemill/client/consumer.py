@@ -135,10 +135,12 @@ class Consumer:
     def unsubscribe(self) -> None:
         """Leaves the group, and drops assigned partitions."""
         with self._acquire():
-            self._leave_group("unsubscribed")
-            self._remove_partitions(self.assignment())
-            self._subscriptions.unsubscribe()
-            self._network_client.needs_all_topics = False
+            try:
+                self._leave_group("unsubscribed")
+            finally:
+                self._remove_partitions(self.assignment())
+                self._subscriptions.unsubscribe()
+                self._network_client.needs_all_topics = False
 
     def assign(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
         """Assigns partitions without a group. Partitions that were assigned before keep their positions."""

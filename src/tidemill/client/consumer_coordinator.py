@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from tidemill.client.assignors import Assignor
@@ -149,6 +149,8 @@ class ConsumerCoordinator:
         self.protocol = ""
         self.is_leader = False
         self._heartbeat_error: ClientError | None = None
+        self._listener_error: ClientError | None = None
+        """The last error that the listener raised, which is not an error of the membership."""
         self._pending_request: InFlightRequest | None = None
         self._coordinator_id: int | None = None
         self._is_coordinator_silent = False
@@ -192,7 +194,8 @@ class ConsumerCoordinator:
                     return False
             except ClientError as problem:
                 is_moved = problem.code in COORDINATOR_MOVED
-                if not is_moved and not isinstance(problem, BrokerUnreachable | RequestTimeout):
+                is_retried = is_moved or isinstance(problem, BrokerUnreachable | RequestTimeout)
+                if not is_retried or problem is self._listener_error:
                     raise
                 logger.debug("group %s: %s", self.group_id, problem)
                 self.mark_coordinator_unknown(problem)
@@ -379,8 +382,7 @@ class ConsumerCoordinator:
         listener = self._subscriptions.listener
         try:
             if listener is not None:
-                notify = listener.on_lost if lost else listener.on_revoked
-                notify(items)
+                self._call_listener(listener.on_lost if lost else listener.on_revoked, items)
         finally:
             self._subscriptions.remove_partitions(items)
             self._fetcher.drop_completed_fetches(items)
@@ -392,7 +394,16 @@ class ConsumerCoordinator:
         self.commits.restart_auto_commit_interval()
         listener = self._subscriptions.listener
         if listener is not None:
-            listener.on_assigned(added)
+            self._call_listener(listener.on_assigned, added)
+
+    def _call_listener(
+        self, notify: Callable[[Sequence[TopicPartition]], None], items: Sequence[TopicPartition]
+    ) -> None:
+        try:
+            notify(items)
+        except ClientError as problem:
+            self._listener_error = problem
+            raise
 
     def _handle_error(
         self,
@@ -587,7 +598,7 @@ class ConsumerCoordinator:
         self.commits.auto_commit(deadline)
         owned = sorted(self._subscriptions.positions)
         if owned and self._subscriptions.is_subscribed:
-            self._remove_partitions(owned)
+            self._remove_partitions(owned, lost=self.state == LOST)
         self.commits.handle_responses(1.0)
 
     def leave_group(self, reason: str) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from tidemill.client import Admin, Consumer, Producer, TopicPartition
 from tidemill.client.errors import RequestTimeout
+from tidemill.testing.broker import Broker
 
 QUICK = {"heartbeat.interval.ms": 100, "session.timeout.ms": 6000, "auto.offset.reset": "earliest"}
 
@@ -122,3 +124,109 @@ def test_the_partitions_of_a_removed_member_are_lost_when_it_leaves(
         consumer._coordinator.membership_lost()
         end(consumer)
     assert listener.calls == ["assigned", "lost"]
+
+
+def woken_poll_s(consumer: Consumer, after_s: float = 0.5) -> float:
+    """Wakes a poll(20); returns the seconds that it took."""
+    timer = threading.Timer(after_s, consumer.wakeup)
+    timer.start()
+    began = time.monotonic()
+    assert not consumer.poll(20)
+    timer.join()
+    return time.monotonic() - began
+
+
+def test_a_wakeup_ends_the_commit_before_a_rebalance() -> None:
+    listener = Listener()
+    with Broker() as broker, Consumer(broker.bootstrap, QUICK, group_id="g") as consumer:
+        with Admin(broker.bootstrap) as admin:
+            admin.create_topic("t", 1, 1)
+        fill(broker.bootstrap, "t", 5)
+        consumer.subscribe(["t"], listener=listener)
+        assert read(consumer, 5) == 5
+        assert consumer._coordinator is not None
+        consumer._coordinator.request_rejoin("a test")
+        broker.pause()
+        try:
+            assert woken_poll_s(consumer) < 8
+        finally:
+            broker.resume()
+        deadline = time.monotonic() + 10
+        while listener.calls != ["assigned", "revoked", "assigned"] and time.monotonic() < deadline:
+            consumer.poll(0.1)
+        assert listener.calls == ["assigned", "revoked", "assigned"]
+        place = TopicPartition("t", 0)
+        assert consumer.committed([place])[place].offset == 5
+
+
+def test_an_interrupted_commit_before_a_rebalance_does_not_prevent_the_revocation(
+    broker_address: str, new_topic: Callable[..., str], group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic(1)
+    fill(broker_address, topic, 5)
+    listener = Listener()
+    with Consumer(broker_address, QUICK, group_id=group) as consumer:
+        consumer.subscribe([topic], listener=listener)
+        assert read(consumer, 5) == 5
+        assert consumer._coordinator is not None
+        commits = consumer._coordinator.commits
+        plain = commits.send
+        interrupts = [KeyboardInterrupt()]
+
+        def send(*given: Any) -> Any:
+            if interrupts:
+                raise interrupts.pop()
+            return plain(*given)
+
+        monkeypatch.setattr(commits, "send", send)
+        consumer._coordinator.request_rejoin("a test")
+        with pytest.raises(KeyboardInterrupt):
+            consumer.poll(10)
+        deadline = time.monotonic() + 10
+        while len(listener.calls) < 3 and time.monotonic() < deadline:
+            consumer.poll(0.1)
+        assert listener.calls == ["assigned", "revoked", "assigned"]
+        assert consumer.committed([TopicPartition(topic, 0)])[TopicPartition(topic, 0)].offset == 5
+
+
+def test_a_wakeup_ends_an_automatic_commit_that_looks_up_the_coordinator(
+    broker_address: str, new_topic: Callable[..., str], group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic(1)
+    released = threading.Event()
+    with Consumer(broker_address, QUICK, group_id=group, auto_commit_interval_ms=50) as consumer:
+        plain = consumer._network_client.find_coordinator
+
+        def find_coordinator(*given: Any) -> int:
+            released.wait(15)
+            return plain(*given)
+
+        monkeypatch.setattr(consumer._network_client, "find_coordinator", find_coordinator)
+        consumer.assign([(topic, 0)])
+        consumer.seek(TopicPartition(topic, 0), 0)
+        assert woken_poll_s(consumer) < 8
+        released.set()
+        fill(broker_address, topic, 5)
+        assert read(consumer, 5) == 5
+
+
+def test_a_poll_without_records_commits_rarely_with_an_interval_of_zero(
+    broker_address: str, new_topic: Callable[..., str], group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic(1)
+    fill(broker_address, topic, 5)
+    with Consumer(broker_address, QUICK, group_id=group, auto_commit_interval_ms=0) as consumer:
+        consumer.subscribe([topic])
+        assert read(consumer, 5) == 5
+        assert consumer._coordinator is not None
+        commits = consumer._coordinator.commits
+        plain = commits.send
+        sent: list[object] = []
+
+        def send(*given: Any) -> Any:
+            sent.append(given)
+            return plain(*given)
+
+        monkeypatch.setattr(commits, "send", send)
+        assert not consumer.poll(1)
+        assert 1 <= len(sent) < 12

@@ -264,11 +264,9 @@ class Consumer:
         self._update_subscription()
         if coordinator is not None:
             coordinator.commits.handle_responses()
-            coordinator.commits.auto_commit_if_due()
-            if self._subscriptions.is_subscribed:
-                if not coordinator.poll(deadline):
-                    return 0.1
-                wait = min(wait, coordinator.commits.auto_commit_delay())
+            coordinator.auto_commit_if_due()
+            if self._subscriptions.is_subscribed and not coordinator.poll(deadline):
+                return 0.1
         try:
             return min(wait, self._update_positions(deadline, in_poll=True))
         except ClientError as problem:

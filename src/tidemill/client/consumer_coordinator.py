@@ -40,7 +40,7 @@ from tidemill.client.errors import (
     error_for,
 )
 from tidemill.client.fetcher import Fetcher
-from tidemill.client.group_commits import MEMBERSHIP_LOST, GroupCommits
+from tidemill.client.group_commits import MEMBERSHIP_LOST, GroupCommits, log_failed_commit
 from tidemill.client.group_offsets import COORDINATOR_MOVED
 from tidemill.client.group_requests import CONSUMER_PROTOCOL, leave_group, read_assignment, read_members
 from tidemill.client.network_client import CONTROL, GROUP, NetworkClient
@@ -206,7 +206,7 @@ class ConsumerCoordinator:
         """Advances by one request; returns False if ``deadline`` passes or the user ends the poll first."""
         if self._pending_request is None:
             self._prepare_join(deadline)
-            self._send_join(self._fetcher.call_until_wakeup(lambda: self.connection(deadline), deadline))
+            self._send_join(self._connection_until_wakeup(deadline))
         request = self._pending_request
         if request is None:
             return True
@@ -237,6 +237,8 @@ class ConsumerCoordinator:
 
     def _prepare_join(self, deadline: float) -> None:
         """Revokes, before joining, the partitions that others may be assigned. Once per rebalance."""
+        if self.state == STABLE:
+            self._commit_before_join(max(deadline, time.monotonic() + 1))
         with self._lock:
             former = self.state
             self._transition(PREPARE)
@@ -249,11 +251,47 @@ class ConsumerCoordinator:
             return
         if self.generation >= 0:
             self._previous_partitions, self._previous_generation = owned, self.generation
-        self.commits.auto_commit(max(deadline, time.monotonic() + 1))
         if self.cooperative:
             owned = [item for item in owned if item.topic not in self._subscriptions.topics]
         if owned:
             self._remove_partitions(owned)
+
+    def _commit_before_join(self, deadline: float) -> None:
+        """Commits the positions, if auto-commit is enabled, and waits until ``deadline``. Logs an error.
+
+        Raises PollEnded at a wakeup() before the commit is sent. A wakeup() afterwards ends only the wait:
+        JoinGroup follows the commit on the same connection.
+        """
+        while offsets := self.commits.auto_commit_offsets():
+            try:
+                self._connection_until_wakeup(deadline)
+                request, generation = self.commits.send(offsets, deadline)
+                if self._wait_for(request, deadline):
+                    self.commits.check(request, generation)
+                return
+            except ClientError as problem:
+                log_failed_commit(problem)
+                if problem.code not in COORDINATOR_MOVED:
+                    return
+                self.mark_coordinator_unknown(problem)
+            if not self._back_off(deadline):
+                return
+
+    def auto_commit_if_due(self) -> None:
+        """Commits the positions, if the interval of auto-commit has passed. Logs an error.
+
+        Does not wait for the response. Raises PollEnded at a wakeup() before the commit is sent.
+        """
+        if not self.commits.is_auto_commit_due():
+            return
+        deadline = time.monotonic() + 1
+        try:
+            if offsets := self.commits.auto_commit_offsets():
+                self._connection_until_wakeup(deadline)
+                self.commits.commit_async(offsets, deadline, log_failed_commit)
+        except ClientError as problem:
+            log_failed_commit(problem)
+        self.commits.restart_auto_commit_interval()
 
     def _send_join(self, connection: Connection) -> None:
         topics = self._subscriptions.topics
@@ -461,6 +499,12 @@ class ConsumerCoordinator:
             node_id = self._network_client.find_coordinator(self.group_id, deadline)
             self._coordinator_id = node_id
         return self._network_client.connection(node_id, GROUP, deadline)
+
+    def _connection_until_wakeup(self, deadline: float) -> Connection:
+        """As :meth:`connection`, in the polling thread. Raises PollEnded at a wakeup()."""
+        node_id = self._coordinator_id
+        ready = None if node_id is None else self._network_client.ready_connection(node_id, GROUP)
+        return ready or self._fetcher.call_until_wakeup(lambda: self.connection(deadline), deadline)
 
     def coordinator_answered(self) -> None:
         """Records that the coordinator has answered a request, which ends its reported failures."""

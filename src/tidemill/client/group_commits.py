@@ -6,7 +6,6 @@ The coordinator refuses the commits of a member after a rebalance without the me
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -72,14 +71,14 @@ class GroupCommits:
         """Commits and waits. Raises CommitFailed if the group rebalanced without this member."""
         while True:
             try:
-                request, generation = self._send(offsets, deadline)
+                request, generation = self.send(offsets, deadline)
                 request.connection.wait(request, max(0.0, deadline - time.monotonic()))
                 if not request.done:
                     raise RequestTimeout(
                         f"the commit of group {self._membership.group_id!r} was not answered "
                         f"{request.wait_text}"
                     )
-                self._check(request, generation)
+                self.check(request, generation)
                 return
             except ClientError as problem:
                 moved = problem.code in COORDINATOR_MOVED
@@ -93,7 +92,7 @@ class GroupCommits:
         self, offsets: Offsets, deadline: float, done: Callable[[ClientError | None], None]
     ) -> None:
         """Commits without waiting; :meth:`handle_responses` calls ``done(error or None)``."""
-        self._in_flight.append((*self._send(offsets, deadline), done))
+        self._in_flight.append((*self.send(offsets, deadline), done))
 
     # -- auto-commit --------------------------------------------------------------------------------------
 
@@ -101,35 +100,27 @@ class GroupCommits:
         """Makes the next automatic commit due after ``auto.commit.interval.ms``."""
         self._next_auto_commit = time.monotonic() + self._auto_commit_interval_s
 
-    def auto_commit_delay(self) -> float:
-        """Returns the seconds until the next automatic commit; infinity without auto-commit."""
-        if not self._is_auto_commit_enabled:
-            return math.inf
-        return max(0.0, self._next_auto_commit - time.monotonic())
+    def is_auto_commit_due(self) -> bool:
+        """Whether the interval of auto-commit has passed."""
+        return time.monotonic() >= self._next_auto_commit
+
+    def auto_commit_offsets(self) -> Offsets:
+        """Returns the positions that auto-commit commits now; none if it is disabled, or without a member."""
+        is_refused = self._subscriptions.is_subscribed and self._membership.generation < 0
+        return self._subscriptions.all_consumed() if self._is_auto_commit_enabled and not is_refused else {}
 
     def auto_commit(self, deadline: float) -> None:
         """Commits the positions and waits, if auto-commit is enabled. Logs an error."""
-        self._auto_commit(lambda offsets: self.commit(offsets, deadline))
-
-    def auto_commit_if_due(self) -> None:
-        """Commits the positions without waiting, if the interval of auto-commit has passed. Logs an error."""
-        if self.auto_commit_delay() > 0:
-            return
-        self.restart_auto_commit_interval()
-        self._auto_commit(lambda offsets: self.commit_async(offsets, time.monotonic() + 1, log_failed_commit))
-
-    def _auto_commit(self, commit: Callable[[Offsets], None]) -> None:
-        is_refused = self._subscriptions.is_subscribed and self._membership.generation < 0
-        offsets = self._subscriptions.all_consumed()
-        if offsets and self._is_auto_commit_enabled and not is_refused:
+        offsets = self.auto_commit_offsets()
+        if offsets:
             try:
-                commit(offsets)
+                self.commit(offsets, deadline)
             except ClientError as problem:
                 log_failed_commit(problem)
 
     # -- requests and responses ---------------------------------------------------------------------------
 
-    def _send(self, offsets: Offsets, deadline: float) -> tuple[InFlightRequest, int]:
+    def send(self, offsets: Offsets, deadline: float) -> tuple[InFlightRequest, int]:
         """Sends a commit; returns the request and the generation that it was sent in."""
         generation = self._membership.generation
         if generation < 0 and self._subscriptions.is_subscribed:
@@ -150,7 +141,8 @@ class GroupCommits:
         )
         return connection.send(ApiKey.OFFSET_COMMIT, message, version=version), generation
 
-    def _check(self, request: InFlightRequest, generation: int) -> None:
+    def check(self, request: InFlightRequest, generation: int) -> None:
+        """Raises the error in the response to a commit of ``generation``; CommitFailed after a rebalance."""
         # The response to a commit of an earlier generation says nothing about the current membership.
         is_current = generation == self._membership.generation
         try:
@@ -186,7 +178,7 @@ class GroupCommits:
             self._in_flight.pop(0)
             error: ClientError | None = None
             try:
-                self._check(request, generation)
+                self.check(request, generation)
             except ClientError as problem:
                 error = problem
                 if problem.code in COORDINATOR_MOVED:

@@ -12,7 +12,7 @@ from tidemill.client.config import ClientConfig
 from tidemill.client.config_keys import COMMON
 from tidemill.client.connection import Connection
 from tidemill.client.connection_attempts import FORGOTTEN_S, BrokerFailures
-from tidemill.client.errors import BrokerUnreachable
+from tidemill.client.errors import BrokerUnreachable, ConnectionAttemptPending
 from tidemill.client.network_client import CONTROL, NetworkClient
 
 CONFIG = ClientConfig(COMMON, {"bootstrap.servers": "unused:1"})
@@ -108,3 +108,45 @@ def test_the_pause_between_attempts_at_all_brokers_grows_to_the_configured_maxim
 
 
 DOUBLED = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+
+
+def test_an_attempt_that_is_in_progress_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = NetworkClient(
+        ClientConfig(COMMON, {"bootstrap.servers": "unused:1", "reconnect.backoff.ms": 60_000})
+    )
+    found = Connection("unused", 1, CONFIG)
+    results: list[Connection | BrokerUnreachable] = [ConnectionAttemptPending("not yet"), found]
+
+    def first(*_: object) -> Connection:
+        result = results.pop(0)
+        if isinstance(result, BrokerUnreachable):
+            raise result
+        return result
+
+    monkeypatch.setattr(cluster._attempts, "open_first", first)
+    began = time.monotonic()
+    try:
+        with pytest.raises(ConnectionAttemptPending, match="not yet"):
+            cluster.any_connection(began)
+        assert cluster.any_connection(began + 5) is found
+        assert time.monotonic() - began < 4
+    finally:
+        cluster.close()
+
+
+def test_a_connection_that_opens_during_a_pause_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = NetworkClient(CONFIG)
+    found = Connection("unused", 1, CONFIG)
+
+    def refused(*_: object) -> Connection:
+        raise BrokerUnreachable("refused")
+
+    def sleep(_: float) -> None:
+        cluster._bootstrap = found
+
+    monkeypatch.setattr(cluster._attempts, "open_first", refused)
+    monkeypatch.setattr(time, "sleep", sleep)
+    try:
+        assert cluster.any_connection(time.monotonic() + 2) is found
+    finally:
+        cluster.close()

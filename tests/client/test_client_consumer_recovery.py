@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 
 from tidemill.client import Admin, Consumer, Producer, TopicPartition
-from tidemill.client.errors import RequestTimeout
+from tidemill.client.config import ClientConfig
+from tidemill.client.config_keys import COMMON
+from tidemill.client.errors import BrokerUnreachable, ClientClosed, RequestTimeout
+from tidemill.client.group_offsets import fetch_offsets
+from tidemill.client.network_client import NetworkClient
 from tidemill.testing.broker import Broker
 
 QUICK = {"heartbeat.interval.ms": 100, "session.timeout.ms": 6000, "auto.offset.reset": "earliest"}
@@ -230,3 +234,51 @@ def test_a_poll_without_records_commits_rarely_with_an_interval_of_zero(
         monkeypatch.setattr(commits, "send", send)
         assert not consumer.poll(1)
         assert 1 <= len(sent) < 12
+
+
+def test_a_dropped_call_ends_early() -> None:
+    """Its lock delays no other call, and the following polls raise their own errors."""
+    with Consumer("127.0.0.1:1", QUICK, group_id="g") as consumer:
+        consumer.subscribe(["t"])
+        assert woken_poll_s(consumer) < 5
+        began = time.monotonic()
+        with pytest.raises((BrokerUnreachable, RequestTimeout)):
+            consumer.topics(timeout=1)
+        assert time.monotonic() - began < 5
+        with pytest.raises(BrokerUnreachable, match="no broker can be reached"):
+            consumer.poll(3)
+
+
+def test_a_refresh_waits_for_another_until_its_deadline() -> None:
+    with Consumer("127.0.0.1:1") as consumer, consumer._network_client._refresh_lock:
+        began = time.monotonic()
+        with pytest.raises(RequestTimeout, match="another call reads the metadata"):
+            consumer.topics(timeout=0.2)
+        assert time.monotonic() - began < 5
+
+
+def test_a_poll_starts_a_thread_again_after_a_failed_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = threading.Thread.start
+    failures = [RuntimeError("can't start new thread")]
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "tidemill-poll" and failures:
+            raise failures.pop()
+        plain(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with Consumer("127.0.0.1:1", QUICK, group_id="g") as consumer:
+        consumer.subscribe(["t"])
+        with pytest.raises(RuntimeError, match="can't start"):
+            consumer.poll(0.1)
+        with pytest.raises(BrokerUnreachable, match="no broker can be reached"):
+            consumer.poll(0.1)
+
+
+def test_a_call_of_the_coordinator_ends_when_the_client_is_closed() -> None:
+    network_client = NetworkClient(ClientConfig(COMMON, {"bootstrap.servers": "127.0.0.1:1"}))
+    network_client.close()
+    began = time.monotonic()
+    with pytest.raises(ClientClosed):
+        fetch_offsets(network_client, "g", [TopicPartition("t", 0)], began + 10)
+    assert time.monotonic() - began < 5

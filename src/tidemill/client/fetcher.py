@@ -269,8 +269,8 @@ class Fetcher:
     def call_until_wakeup(self, function: Callable[[], ResultT], deadline: float) -> ResultT:
         """Calls ``function``, which may wait for the network, in a helper thread, and returns its result.
 
-        Raises PollEnded once the user has called :meth:`wakeup`. The call continues then, and its result is
-        dropped. The next call begins after its end, and raises PollEnded if that is not before ``deadline``.
+        Raises PollEnded once the user has called :meth:`wakeup`. The call is dropped then: it ends at its next
+        retry. The next call begins after its end, and raises PollEnded if that is not before ``deadline``.
         """
         while self._call is not None and not self._call.done():
             left_s = deadline - time.monotonic()
@@ -278,15 +278,17 @@ class Fetcher:
                 raise PollEnded
         call: Future[ResultT] = Future()
         call.add_done_callback(lambda _: self.wake())
+        thread = threading.Thread(target=_run, args=(function, call), name="tidemill-poll", daemon=True)
+        thread.start()
         self._call = call
-        threading.Thread(target=_run, args=(function, call), name="tidemill-poll", daemon=True).start()
-        while not call.done():
-            if not self.receive_until_wakeup(1.0):
-                raise PollEnded
-        self._call = None
         try:
+            while not call.done():
+                if not self.receive_until_wakeup(1.0):
+                    raise PollEnded
+            self._call = None
             return call.result()
         finally:
+            self._network_client.dropped_call = thread
             del call  # The traceback of its exception refers to this frame.
 
     def handle_responses(self) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from tidemill.client.connection import Connection
 from tidemill.client.consumer_protocol import by_topic
-from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout, check
+from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError, RequestTimeout, check
 from tidemill.client.network_client import GROUP, NetworkClient
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
@@ -64,13 +64,13 @@ def call_coordinator(
             node_id = network_client.find_coordinator(group, deadline)
             found = send(network_client.connection(node_id, GROUP, deadline))
         except ClientError as problem:
-            if problem.code not in COORDINATOR_MOVED:
+            if isinstance(problem, ClientClosed) or problem.code not in COORDINATOR_MOVED:
                 raise
             network_client.coordinator_warnings.failed(group, problem)
             pause = network_client.config.seconds("retry.backoff.ms")
             if time.monotonic() + pause >= deadline:
                 raise
-            time.sleep(pause)
+            network_client.pause(pause)
             network_client.request_refresh()
         else:
             network_client.coordinator_warnings.ended(group)
@@ -179,7 +179,7 @@ def fetch_offsets(
         except ClientError as problem:
             if problem.code != ErrorCode.UNSTABLE_OFFSET_COMMIT or time.monotonic() + 0.1 >= deadline:
                 raise
-            time.sleep(network_client.config.seconds("retry.backoff.ms"))
+            network_client.pause(network_client.config.seconds("retry.backoff.ms"))
 
 
 def _read_offsets(

@@ -52,6 +52,7 @@ DATA, CONTROL, GROUP = "data", "control", "group"
 """Purposes of connections: records, requests for metadata and commands, the group's coordinator."""
 
 ANY_BROKER = -1
+"""The key of the failures of all brokers and bootstrap servers together."""
 
 LATE_S = 5.0
 """A connection with a request unanswered for this long is skipped if there is another broker."""
@@ -64,6 +65,10 @@ SLOW_S = 1.0
 
 WAITING_APIS = frozenset({ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP})
 """APIs whose responses may be delayed by the broker; their senders set the timeout."""
+
+
+class CallDropped(Exception):
+    """The result of the call is not awaited any longer."""
 
 
 class NetworkClient:
@@ -95,6 +100,8 @@ class NetworkClient:
         self.retrying: tuple[float, str] | None = None
         """Since when a call repeats a request that brokers cannot answer yet, and why."""
         self._refresh_lock = threading.Lock()
+        self.dropped_call: threading.Thread | None = None
+        """The thread of a call whose result nobody awaits any longer: the call ends at its next retry."""
         self._connections: dict[tuple[int, str], Connection] = {}
         self._bootstrap: Connection | None = None
         self.coordinator_warnings = CoordinatorWarnings()
@@ -128,7 +135,7 @@ class NetworkClient:
                     f"{failure[1] if failure else 'it failed a moment ago; is it running?'}",
                     broker=node.address if node else None,
                 )
-            time.sleep(pause)
+            self.pause(pause)
 
     def ready_connection(self, node_id: int, purpose: str) -> Connection | None:
         """Returns the open connection to a broker, if any; closes one that was idle too long instead."""
@@ -225,32 +232,44 @@ class NetworkClient:
         A broker that does not answer delays no call: others are tried in parallel. Raises BrokerUnreachable
         at ``deadline`` (monotonic); AuthenticationFailed if no broker accepts the login.
         """
-        for (_, purpose), found in list(self._connections.items()):
-            if purpose == CONTROL and not found.closed and not _is_late(found):
-                return found
-        if self._bootstrap is not None and not self._bootstrap.closed and not _is_late(self._bootstrap):
-            return self._bootstrap
-        # The pause after the failure of an earlier call.
-        pause = self._unreachable.delay(ANY_BROKER)
-        time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
         failure: BrokerUnreachable | None = None
-        while True:
+        # The pause after the failure of an earlier call.
+        pause_s = min(self._unreachable.delay(ANY_BROKER), deadline - time.monotonic())
+        while (found := self._responding_connection()) is None:
+            if pause_s > 0:
+                self.pause(pause_s)
+                pause_s = 0.0
+                continue  # A connection may have opened meanwhile.
             try:
                 found = self._attempts.open_first(self._openers(), deadline)
-                self._unreachable.clear(ANY_BROKER)
-                if failure is not None:
-                    self._outage = None  # The next request has its own outage.
-                return found
+                break
+            except ConnectionAttemptPending as problem:
+                raise failure or problem from None  # The earlier error says more than a timeout.
             except BrokerUnreachable as problem:
-                if isinstance(problem, ConnectionAttemptPending) and failure is not None:
-                    raise failure from None  # The earlier error says more than a timeout.
                 failure = problem
                 self._unreachable.record(ANY_BROKER)
-                pause = self._unreachable.delay(ANY_BROKER)
-                if self.closed or time.monotonic() + pause >= deadline:
+                pause_s = self._unreachable.delay(ANY_BROKER)
+                if self.closed or time.monotonic() + pause_s >= deadline:
                     raise
                 self._note_outage(problem)
-            time.sleep(pause)
+        self._unreachable.clear(ANY_BROKER)
+        if failure is not None:
+            self._outage = None  # The next request has its own outage.
+        return found
+
+    def _responding_connection(self) -> Connection | None:
+        return next((c for c in self._control_connections() if not c.closed and not _is_late(c)), None)
+
+    def _control_connections(self) -> list[Connection]:
+        """Returns the connections for requests that any broker can answer; some may be closed."""
+        control = [c for (_, purpose), c in list(self._connections.items()) if purpose == CONTROL]
+        return control if self._bootstrap is None else [*control, self._bootstrap]
+
+    def pause(self, pause_s: float) -> None:
+        """Waits before a retry. Raises CallDropped in the thread of a dropped call."""
+        time.sleep(pause_s)
+        if threading.current_thread() is self.dropped_call:
+            raise CallDropped
 
     def _openers(self) -> list[Opener]:
         """Returns the brokers that may be tried now, in the order of the attempts."""
@@ -303,17 +322,22 @@ class NetworkClient:
     ) -> None:
         """Reads the metadata of ``topics`` and of the topics requested before, or of ``every`` topic.
 
-        Errors of topics are stored in ``topic_errors``; errors of the request are raised.
+        Errors of topics are stored in ``topic_errors``; errors of the request are raised. Raises RequestTimeout
+        if another call reads metadata until ``deadline`` (monotonic).
         """
         if create is None:
             create = self.allow_auto_topic_creation
-        with self._refresh_lock:
+        if not self._refresh_lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            reason = self._outage[1] if self._outage is not None else "no broker has answered yet"
+            raise RequestTimeout(f"another call reads the metadata: {reason}")
+        try:
             self._stale = False
-            try:
-                self._refresh(deadline, topics, every or self.needs_all_topics, create)
-            except BaseException:
-                self._stale = True
-                raise
+            self._refresh(deadline, topics, every or self.needs_all_topics, create)
+        except BaseException:
+            self._stale = True
+            raise
+        finally:
+            self._refresh_lock.release()
 
     def refresh_in_background(self, done: Callable[[], None]) -> None:
         """Reads the metadata in a separate thread, then calls ``done``; no-op while a read is in progress.
@@ -356,7 +380,7 @@ class NetworkClient:
                 self._note_outage(failure)
             if time.monotonic() >= deadline or self.closed:
                 raise failure
-            time.sleep(self.config.seconds("retry.backoff.ms"))
+            self.pause(self.config.seconds("retry.backoff.ms"))
 
     def response_timeout_s(self, deadline: float) -> float:
         """The timeout, in seconds, of a request that another broker can answer as well."""
@@ -388,7 +412,7 @@ class NetworkClient:
             self.metadata_version += 1
 
     def add_topics(self, topics: Iterable[str]) -> None:
-        """Adds ``topics`` to those that each refresh reads; requests a refresh if one is not in the metadata."""
+        """Adds ``topics`` to those that each refresh reads; requests a refresh if the metadata lacks one."""
         added = set(topics)
         self._requested_topics |= added
         if not added <= self.topics.keys():
@@ -488,7 +512,7 @@ class NetworkClient:
                 raise failure
             if key_type == 0:
                 self.coordinator_warnings.failed(key, failure)
-            time.sleep(self.config.seconds("retry.backoff.ms"))
+            self.pause(self.config.seconds("retry.backoff.ms"))
 
     # -- reported waits -----------------------------------------------------------------------------------
 
@@ -523,8 +547,7 @@ class NetworkClient:
         found = [outage for outage in (self._outage, self.retrying) if outage is not None]
         found += self._broker_failures.repeated(SLOW_S)
         found += [(since, slow_open_text(made)) for since, made in self._attempts.slow_attempts(SLOW_S)]
-        control = [c for (_, purpose), c in list(self._connections.items()) if purpose == CONTROL]
-        for connection in [*control, *([self._bootstrap] if self._bootstrap is not None else [])]:
+        for connection in self._control_connections():
             oldest = None if connection.closed else connection.oldest_unanswered()
             if oldest is not None and now - oldest.sent_s > SLOW_S:
                 found.append((oldest.sent_s, no_response_text(connection, oldest.api_key)))

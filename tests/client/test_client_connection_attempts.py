@@ -112,7 +112,14 @@ DOUBLED = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 
 def test_an_attempt_that_is_in_progress_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = NetworkClient(
-        ClientConfig(COMMON, {"bootstrap.servers": "unused:1", "reconnect.backoff.ms": 60_000})
+        ClientConfig(
+            COMMON,
+            {
+                "bootstrap.servers": "unused:1",
+                "reconnect.backoff.ms": 60_000,
+                "reconnect.backoff.max.ms": 60_000,
+            },
+        )
     )
     found = Connection("unused", 1, CONFIG)
     results: list[Connection | BrokerUnreachable] = [ConnectionAttemptPending("not yet"), found]

@@ -59,11 +59,10 @@ class AdminConnections:
                 moved = problem.code == ErrorCode.NOT_CONTROLLER or isinstance(
                     problem, BrokerUnreachable | RequestTimeout
                 )
-                pause = self.config.seconds("retry.backoff.ms")
-                if not moved or time.monotonic() + pause >= deadline:
+                if not moved:
                     raise
                 self.network_client.request_refresh()
-                time.sleep(pause)
+                self.network_client.back_off(problem, deadline)
 
     def call_leaders(
         self,

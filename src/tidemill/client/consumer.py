@@ -40,10 +40,10 @@ from tidemill.client.errors import (
     error_for,
 )
 from tidemill.client.fetched_records import collect, collect_arrow
-from tidemill.client.fetcher import Fetcher, PollEnded
+from tidemill.client.fetcher import Fetcher
 from tidemill.client.group_commits import log_failed_commit
 from tidemill.client.group_offsets import Committed, fetch_offsets
-from tidemill.client.network_client import NetworkClient
+from tidemill.client.network_client import NetworkClient, PollEnded
 from tidemill.client.offset_resets import OffsetResets
 from tidemill.client.offsets import OffsetAt, list_offsets, partitions_by_leader
 from tidemill.client.subscription_state import RebalanceListener, SubscriptionState
@@ -414,7 +414,8 @@ class Consumer:
     def _update_positions(self, deadline: float, *, in_poll: bool = False) -> float:
         """Sets unknown positions: from committed offsets, otherwise by ``auto.offset.reset``.
 
-        Returns the seconds until the next useful call. Raises PollEnded at a wakeup() ``in_poll``.
+        Returns the seconds until the next useful call. ``in_poll`` raises PollEnded at a
+        wakeup(), or at ``deadline`` if a dropped call has not ended.
         """
         unknown = self._subscriptions.initializing_partitions()
         if unknown:

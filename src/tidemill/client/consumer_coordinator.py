@@ -180,8 +180,9 @@ class ConsumerCoordinator:
     def poll(self, deadline: float) -> bool:
         """Advances towards STABLE, until ``deadline`` or a wakeup() at most; returns True when STABLE.
 
-        Raises PollEnded at a wakeup() during a request for the coordinator or for metadata; and the errors
-        that prevent membership: FENCED_INSTANCE_ID, authorization, no common assignor.
+        Raises PollEnded at a wakeup() during a request for the coordinator or for metadata, and at
+        ``deadline`` if a dropped call has not ended; the exceptions of the listener; and the errors that prevent
+        membership: FENCED_INSTANCE_ID, authorization, no common assignor.
         """
         while True:
             self._last_poll = time.monotonic()
@@ -193,8 +194,8 @@ class ConsumerCoordinator:
                 if not self._advance(deadline):
                     return False
             except ClientError as problem:
-                is_moved = problem.code in COORDINATOR_MOVED
-                is_retried = is_moved or isinstance(problem, BrokerUnreachable | RequestTimeout)
+                is_unreachable = isinstance(problem, BrokerUnreachable | RequestTimeout)
+                is_retried = is_unreachable or problem.code in COORDINATOR_MOVED
                 if not is_retried or problem is self._listener_error:
                     raise
                 logger.debug("group %s: %s", self.group_id, problem)

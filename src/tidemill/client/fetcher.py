@@ -19,7 +19,7 @@ from tidemill.client.completed_fetch import CompletedFetch
 from tidemill.client.connection import Connection, InFlightRequest
 from tidemill.client.connection_attempts import no_response_text
 from tidemill.client.errors import NEXT_STEP, ClientError, error_for
-from tidemill.client.network_client import DATA, SLOW_S, NetworkClient
+from tidemill.client.network_client import DATA, SLOW_S, NetworkClient, PollEnded
 from tidemill.client.subscription_state import PartitionPosition, SubscriptionState
 from tidemill.client.wait_reasons import Kind, Wait
 from tidemill.client.wake_pipe import WakePipe
@@ -40,10 +40,6 @@ FETCH_REFRESH_ERRORS = INVALID_METADATA | {
 
 CLIENT_THROTTLES_FROM: Final = 8
 """The version of Fetch from which a throttled client waits; before, the broker delays the response."""
-
-
-class PollEnded(Exception):
-    """The current poll() of the user ends: it makes no further request that it would wait for."""
 
 
 def _run(function: Callable[[], ResultT], call: Future[ResultT]) -> None:
@@ -269,8 +265,8 @@ class Fetcher:
     def call_until_wakeup(self, function: Callable[[], ResultT], deadline: float) -> ResultT:
         """Calls ``function``, which may wait for the network, in a helper thread, and returns its result.
 
-        Raises PollEnded once the user has called :meth:`wakeup`. The call is dropped then: it ends at its next
-        retry. The next call begins after its end, and raises PollEnded if that is not before ``deadline``.
+        Raises PollEnded once the user has called :meth:`wakeup`. The call is dropped then: it ends at its
+        next retry. The next call begins after its end, and raises PollEnded if that is not before ``deadline``.
         """
         while self._call is not None and not self._call.done():
             left_s = deadline - time.monotonic()

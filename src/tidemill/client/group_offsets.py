@@ -67,10 +67,7 @@ def call_coordinator(
             if isinstance(problem, ClientClosed) or problem.code not in COORDINATOR_MOVED:
                 raise
             network_client.coordinator_warnings.failed(group, problem)
-            pause = network_client.config.seconds("retry.backoff.ms")
-            if time.monotonic() + pause >= deadline:
-                raise
-            network_client.pause(pause)
+            network_client.back_off(problem, deadline)
             network_client.request_refresh()
         else:
             network_client.coordinator_warnings.ended(group)
@@ -177,9 +174,9 @@ def fetch_offsets(
         except (BrokerUnreachable, RequestTimeout):
             raise
         except ClientError as problem:
-            if problem.code != ErrorCode.UNSTABLE_OFFSET_COMMIT or time.monotonic() + 0.1 >= deadline:
+            if problem.code != ErrorCode.UNSTABLE_OFFSET_COMMIT:
                 raise
-            network_client.pause(network_client.config.seconds("retry.backoff.ms"))
+            network_client.back_off(problem, deadline)
 
 
 def _read_offsets(

@@ -67,8 +67,8 @@ WAITING_APIS = frozenset({ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKe
 """APIs whose responses may be delayed by the broker; their senders set the timeout."""
 
 
-class CallDropped(Exception):
-    """The result of the call is not awaited any longer."""
+class PollEnded(Exception):
+    """The current poll() of the user ends: it makes no further request that it would wait for."""
 
 
 class NetworkClient:
@@ -266,10 +266,17 @@ class NetworkClient:
         return control if self._bootstrap is None else [*control, self._bootstrap]
 
     def pause(self, pause_s: float) -> None:
-        """Waits before a retry. Raises CallDropped in the thread of a dropped call."""
+        """Waits before a retry. Raises PollEnded in the thread of a dropped call."""
         time.sleep(pause_s)
         if threading.current_thread() is self.dropped_call:
-            raise CallDropped
+            raise PollEnded
+
+    def back_off(self, problem: ClientError, deadline: float) -> None:
+        """Waits ``retry.backoff.ms`` before a retry; raises ``problem`` if that ends after ``deadline``."""
+        pause_s = self.config.seconds("retry.backoff.ms")
+        if time.monotonic() + pause_s >= deadline:
+            raise problem
+        self.pause(pause_s)
 
     def _openers(self) -> list[Opener]:
         """Returns the brokers that may be tried now, in the order of the attempts."""
@@ -322,8 +329,8 @@ class NetworkClient:
     ) -> None:
         """Reads the metadata of ``topics`` and of the topics requested before, or of ``every`` topic.
 
-        Errors of topics are stored in ``topic_errors``; errors of the request are raised. Raises RequestTimeout
-        if another call reads metadata until ``deadline`` (monotonic).
+        Errors of topics are stored in ``topic_errors``; errors of the request are raised. Raises
+        RequestTimeout if another call reads metadata until ``deadline`` (monotonic).
         """
         if create is None:
             create = self.allow_auto_topic_creation
@@ -378,9 +385,7 @@ class NetworkClient:
                 if failure is None or not isinstance(problem, ConnectionAttemptPending):
                     failure = problem  # Otherwise the earlier error says more.
                 self._note_outage(failure)
-            if time.monotonic() >= deadline or self.closed:
-                raise failure
-            self.pause(self.config.seconds("retry.backoff.ms"))
+            self.back_off(failure, deadline)
 
     def response_timeout_s(self, deadline: float) -> float:
         """The timeout, in seconds, of a request that another broker can answer as well."""
@@ -439,10 +444,7 @@ class NetworkClient:
             if not failure.retriable or (code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not create):
                 self._requested_topics.discard(name)
                 raise failure
-            pause = self.config.seconds("retry.backoff.ms")
-            if time.monotonic() + pause >= deadline:
-                raise failure
-            time.sleep(pause)
+            self.back_off(failure, deadline)
 
     def leader(self, topic: str, partition: int) -> int:
         """Returns the node id of a partition's leader; -1 if none is known."""
@@ -467,9 +469,7 @@ class NetworkClient:
                 return response
             except (BrokerUnreachable, RequestTimeout) as problem:
                 self._note_outage(problem)
-                if time.monotonic() + self.config.seconds("retry.backoff.ms") >= deadline:
-                    raise
-                time.sleep(self.config.seconds("retry.backoff.ms"))
+                self.back_off(problem, deadline)
 
     def find_coordinator(self, key: str, deadline: float, key_type: int = 0) -> int:
         """Returns the node id of the coordinator of a group (``key_type`` 1: of a transactional id)."""

@@ -17,7 +17,7 @@ from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 
 
 class RebalanceListener(Protocol):
-    """Receives the changes of the assignment, inside poll() and close(), in their thread."""
+    """Receives the changes of the assignment, inside poll(), unsubscribe() and close(), in their thread."""
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
         """The partitions were added; a seek is possible now."""
@@ -83,7 +83,10 @@ class PartitionPosition:
 
 
 class SubscriptionState:
-    """The subscription, the assignment and the positions of one consumer. For the polling thread."""
+    """The subscription, the assignment and the positions of one consumer.
+
+    For the polling thread. Consumer.waits() reads the positions from any thread.
+    """
 
     def __init__(self, config: ClientConfig) -> None:
         self.default_reset_timestamp = {"earliest": EARLIEST, "latest": LATEST}.get(

@@ -266,7 +266,7 @@ class Fetcher:
         """Calls ``function``, which may wait for the network, in a helper thread, and returns its result.
 
         Raises PollEnded once the user has called :meth:`wakeup`. The call is dropped then: it ends at its
-        next retry. The next call begins after its end, and raises PollEnded if that is not before ``deadline``.
+        next retry. The next call begins after its end; it raises PollEnded if that is after ``deadline``.
         """
         while self._call is not None and not self._call.done():
             left_s = deadline - time.monotonic()

@@ -430,7 +430,6 @@ class NetworkClient:
 
     def topic(self, name: str, deadline: float, *, create: bool = False) -> Topic:
         """Returns a topic's metadata, reading it if necessary; waits for a topic that is being created."""
-        failure: ClientError | None = None
         while True:
             found = self.topics.get(name)
             if found is not None and found.partitions:

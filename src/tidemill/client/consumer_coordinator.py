@@ -181,8 +181,8 @@ class ConsumerCoordinator:
         """Advances towards STABLE, until ``deadline`` or a wakeup() at most; returns True when STABLE.
 
         Raises PollEnded at a wakeup() during a request for the coordinator or for metadata, and at
-        ``deadline`` if a dropped call has not ended. Raises the exceptions of the listener, and the errors that prevent
-        membership: FENCED_INSTANCE_ID, authorization, no common assignor.
+        ``deadline`` if a dropped call has not ended. Raises the exceptions of the listener, and the errors
+        that prevent membership: FENCED_INSTANCE_ID, authorization, no common assignor.
         """
         while True:
             self._last_poll = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -147,8 +148,7 @@ def generate(
         racks = dict.fromkeys(racks)
     plan = reassignment_planner.generate(now, racks, random.Random())
     if current is not None:
-        with open(current, "w", encoding="utf-8") as file:
-            file.write(text(now) + "\n")
+        Path(current).write_text(text(now) + "\n", encoding="utf-8")
     click.echo(text(plan))
     if not plan:
         click.echo("tidemill: nothing has to move", err=True)
@@ -195,9 +195,8 @@ def execute(
             )
         now = assignment(admin, sorted({item.topic for item in wanted}))
         if current is not None:
-            with open(current, "w", encoding="utf-8") as file:
-                before = {item: replicas for item, replicas in now.items() if item in wanted}
-                file.write(text(before) + "\n")
+            before = {item: replicas for item, replicas in now.items() if item in wanted}
+            Path(current).write_text(text(before) + "\n", encoding="utf-8")
         code = _move_to_directories(admin, directories)
         return execute_plan(admin, wanted, now, move_options) or code
 
@@ -206,10 +205,12 @@ def _move_to_directories(admin: Admin, directories: TargetDirectories) -> int:
     """Sets the target directories of replicas, including replicas to be created. Returns the exit code."""
     problems: dict[TopicPartition, object] = {}
     for broker, paths in sorted(directories.items()):
-        for item, problem in admin.alter_replica_log_dirs(broker, paths).items():
-            # The broker creates a missing replica in that directory.
-            if problem is not None and problem.code != ErrorCode.REPLICA_NOT_AVAILABLE:
-                problems[item] = problem
+        # The broker creates a missing replica in that directory.
+        problems |= {
+            item: problem
+            for item, problem in admin.alter_replica_log_dirs(broker, paths).items()
+            if problem is not None and problem.code != ErrorCode.REPLICA_NOT_AVAILABLE
+        }
     return report_problems(problems)
 
 

@@ -763,7 +763,7 @@ class Admin:
             readers = {item: member for member in description.members for item in member.partitions}
         self._network_client.refresh(deadline, {item.topic for item in [*committed, *readers]})
         items = [i for i in sorted({*committed, *readers}) if i.topic in self._network_client.topics]
-        led = [item for item in items if self._is_led(item)]
+        led = [item for item in items if self._network_client.leader(item.topic, item.partition) >= 0]
         starts = list_offsets(self._network_client, dict.fromkeys(led, EARLIEST), deadline)
         ends = list_offsets(self._network_client, dict.fromkeys(led, LATEST), deadline)
         rows: list[PartitionLag] = []
@@ -785,10 +785,6 @@ class Admin:
                 )
             )
         return rows
-
-    def _is_led(self, item: TopicPartition) -> bool:
-        """Whether the metadata has a leader of the partition."""
-        return self._network_client.leader(item.topic, item.partition) >= 0
 
     def await_empty(self, group: str, timeout: float | None = None) -> None:
         """Waits until the group has no members. Raises ClientError NON_EMPTY_GROUP after ``timeout``."""

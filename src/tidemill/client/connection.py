@@ -34,7 +34,7 @@ from tidemill.client.errors import (
     ClientClosed,
     ClientError,
     RequestTimeout,
-    error_for,
+    check,
 )
 from tidemill.model.configs.listeners import join_address
 from tidemill.model.errors import ErrorCode, ProtocolError, TidemillError
@@ -310,8 +310,7 @@ class Connection:
                 version = min(version - 1, known[0]) if known else 0
                 continue
             response = request.decoded(ApiVersionsResponse)
-            if response.error_code:
-                raise error_for(response.error_code, "negotiate versions", broker=self.address)
+            check(response.error_code, "negotiate versions", broker=self.address)
             self._broker_versions = {k.api_key: (k.min_version, k.max_version) for k in response.api_keys}
             return
 
@@ -657,20 +656,11 @@ class Connection:
         after it.
         """
         frames = self._frame_reader
-        try:
-            start = frames.next_frame()
-            while start == NEED_DATA:
-                received = self._receive_bytes(frames.missing_bytes)
-                if received is None:
-                    return None
-                frames.receive(received)
-                start = frames.next_frame()
-        except FrameSizeError as problem:
-            if problem.size >> 16 == TLS_ALERT and self._tls is None:
-                raise ProtocolError(
-                    "a TLS alert: set security.protocol=ssl, or sasl_ssl with a login"
-                ) from None
-            raise
+        while (start := frames.next_frame()) == NEED_DATA:
+            received = self._receive_bytes(frames.missing_bytes)
+            if received is None:
+                return None
+            frames.receive(received)
         frame = frames.data[start : frames.end]
         frames.consume()
         return frame
@@ -703,8 +693,10 @@ class Connection:
 
     def reject_response(self, problem: ProtocolError) -> BrokerUnreachable:
         """Closes the connection after an invalid response, and returns the error for it."""
+        is_alert = isinstance(problem, FrameSizeError) and problem.size >> 16 == TLS_ALERT
+        found = "a TLS alert: set security.protocol=ssl, or sasl_ssl with a login" if is_alert else problem
         error = BrokerUnreachable(
-            f"broker {self.address} sent an invalid response ({problem}); check host, port and "
+            f"broker {self.address} sent an invalid response ({found}); check host, port and "
             "security.protocol",
             broker=self.address,
         )

@@ -35,6 +35,7 @@ from tidemill.client.errors import (
     ConnectionAttemptPending,
     RequestTimeout,
     as_client_error,
+    check,
     error_for,
 )
 from tidemill.client.wait_reasons import Kind, Wait
@@ -376,8 +377,7 @@ class NetworkClient:
                     version=version,
                     timeout=self.response_timeout_s(deadline),
                 )
-                if response.error_code:
-                    raise error_for(response.error_code, "read metadata", broker=connection.address)
+                check(response.error_code, "read metadata", broker=connection.address)
                 self._apply_metadata(response, every)
                 self._outage = None
                 return

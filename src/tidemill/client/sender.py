@@ -24,6 +24,7 @@ from tidemill.client.errors import (
     ClientClosed,
     ClientError,
     as_client_error,
+    check,
     error_for,
 )
 from tidemill.client.network_client import DATA, SLOW_S, NetworkClient
@@ -183,10 +184,7 @@ class Sender:
             response = self._network_client.call_any(
                 ApiKey.INIT_PRODUCER_ID, request, InitProducerIdResponse, deadline
             )
-            if response.error_code:
-                raise error_for(
-                    response.error_code, "get a producer id (enable.idempotence=false needs none)"
-                )
+            check(response.error_code, "get a producer id (enable.idempotence=false needs none)")
         except KafkaError as problem:
             self.results.producer_id_error = problem
             raise

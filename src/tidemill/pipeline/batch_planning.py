@@ -70,17 +70,15 @@ def advance(position: StreamPosition, view: ClusterView) -> Advance:
     """
     begin: dict[TopicPartition, int] = {}
     end: dict[TopicPartition, int] = {}
-    losses: list[str] = []
     known = position.offsets()
     recreated = {
         topic for topic, topic_id in view.topic_ids.items() if was_recreated(position, topic, topic_id)
     }
-    for topic in sorted(recreated):
-        losses.append(
-            f"topic {topic} was deleted and recreated: its id was {describe_id(position.topic_id(topic))}, "
-            f"now it is {describe_id(view.topic_ids[topic])}, so the offsets of the checkpoint mean other "
-            "records"
-        )
+    losses = [
+        f"topic {topic} was deleted and recreated: its id was {describe_id(position.topic_id(topic))}, "
+        f"now it is {describe_id(view.topic_ids[topic])}, so the offsets of the checkpoint mean other records"
+        for topic in sorted(recreated)
+    ]
     for partition, latest in view.latest.items():
         start = known.get(partition) if partition.topic not in recreated else None
         if start is None:

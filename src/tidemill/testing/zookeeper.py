@@ -163,8 +163,8 @@ def free_ports(count: int) -> list[int]:
 def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
+        after_name = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2]
+        return after_name.split()[0] != "Z"
     except FileNotFoundError:
         return True
     except ProcessLookupError:

@@ -594,7 +594,7 @@ class Connection(MemoryHolder):
     def close(self, reason: str) -> None:
         """Closes the connection at once. Further calls do nothing.
 
-        The reason is logged before the peer sees the end: whoever sees it finds the reason in the log.
+        The handler logs the reason before the socket is closed. A peer that sees the end finds it in the log.
         """
         if self.closed:
             return

@@ -74,7 +74,8 @@ class SimulatedFile(FaultyFile):
         except OSError:
             if had_pending and self._life == self._files.life and not self._closed:
                 self._node.drop()
-                self._files.sync_failed(self.path)
+                if self._node.dropped:  # Nothing is lost if all unwritten data were truncated before.
+                    self._files.sync_failed(self.path)
             raise
 
 

@@ -183,6 +183,21 @@ def test_data_truncated_before_a_failed_fsync_does_not_return(stage: Stage) -> N
     assert files.read("/data/1.log") == bytes(6)
 
 
+@pytest.mark.parametrize("size", [0, 6])
+def test_a_failed_fsync_loses_nothing_if_all_its_data_were_truncated(stage: Stage, size: int) -> None:
+    files = SimulatedFiles(stage.loop)
+    lost: list[str] = []
+    files.dropped = lost.append
+    files.make_directory("/data")
+    one = files.open("/data/1.log", create=True)
+    one.append([b"records"])
+    one.truncate(size)
+    files.drop_syncs(".log", 1)
+    with pytest.raises(OSError, match="Input/output error"):
+        one.sync()
+    assert lost == ["/data/1.log"][:size]
+
+
 def raise_error() -> None:
     raise OSError("broken")
 

@@ -13,7 +13,9 @@ from typing import Any
 SETTLE_S = 25.0
 """How long a group may take to agree before its test fails."""
 POLL_S = 0.05
-JOIN_MS = 500
+KAFKA_PYTHON_POLL_MS = 3_000
+"""Much longer than a join: kafka-python 3.0 loses its assignment, and sends no heartbeats any more, if a poll
+ends while the leader of the group joins again because of changed metadata."""
 SESSION_MS = 20_000
 """More than a broker needs to restart on a busy machine: librdkafka rejoins when its session has expired,
 and a static member gets another id then."""
@@ -106,7 +108,7 @@ class KafkaPythonMember(Member):
     strategies = ("range", "roundrobin", "cooperative-sticky")
 
     def consume(self) -> None:
-        from kafka import KafkaConsumer
+        from kafka import ConsumerRebalanceListener, KafkaConsumer
         from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
         from kafka.coordinator.assignors.range import RangePartitionAssignor
         from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
@@ -126,11 +128,20 @@ class KafkaPythonMember(Member):
             heartbeat_interval_ms=200,
             session_timeout_ms=SESSION_MS,
         )
-        consumer.subscribe(self.topics)
+        member = self
+
+        class Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
+            """Records the assignment, also within a poll."""
+
+            def on_partitions_revoked(self, revoked: object) -> None:
+                member.assigned = {(one.topic, one.partition) for one in consumer.assignment()}
+
+            on_partitions_assigned = on_partitions_revoked
+
+        consumer.subscribe(self.topics, listener=Listener())
         while not self.stopping.is_set():
-            # A poll that ends during the join loses the assignment: its timeout is longer than a join.
             try:
-                polled = consumer.poll(timeout_ms=JOIN_MS)
+                polled = consumer.poll(timeout_ms=KAFKA_PYTHON_POLL_MS)
             except KafkaConnectionError:  # It may raise this while its broker is stopped.
                 continue
             for batch in polled.values():

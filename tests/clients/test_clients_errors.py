@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from client_peers import PATIENCE_S
-from group_members import JOIN_MS, wait_until
+from group_members import KAFKA_PYTHON_POLL_MS, wait_until
 
 from tidemill.testing import Broker
 
@@ -135,7 +135,9 @@ def test_a_consumer_creates_topics_if_it_is_configured(bootstrap: str, new_name:
 
     consumer = KafkaConsumer(new_name("made"), bootstrap_servers=bootstrap, allow_auto_create_topics=True)
     try:
-        wait_until(lambda: not consumer.poll(timeout_ms=JOIN_MS) and bool(consumer.assignment()), "made")
+        wait_until(
+            lambda: not consumer.poll(timeout_ms=KAFKA_PYTHON_POLL_MS) and bool(consumer.assignment()), "made"
+        )
     finally:
         consumer.close()
 

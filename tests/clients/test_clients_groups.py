@@ -13,7 +13,7 @@ from client_peers import KCAT, KCAT_MISSING
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from group_members import (
-    JOIN_MS,
+    KAFKA_PYTHON_POLL_MS,
     MEMBERS,
     ConfluentMember,
     Member,
@@ -198,7 +198,9 @@ def test_a_late_commit_is_refused(bootstrap: str, new_topic: NewTopic, new_name:
         max_poll_interval_ms=1600,
     )
     try:
-        wait_until(lambda: not late.poll(timeout_ms=JOIN_MS) and bool(late.assignment()), "assigned")
+        wait_until(
+            lambda: not late.poll(timeout_ms=KAFKA_PYTHON_POLL_MS) and bool(late.assignment()), "assigned"
+        )
         with ConfluentMember(bootstrap, group, [topic], "range") as other:
             # The member does not poll: its heartbeats end, and the group removes it.
             wait_for_shares([other], topic, PARTITIONS)

@@ -12,6 +12,7 @@ import confluent_kafka
 import pytest
 
 from tidemill.client import Admin, Consumer, Producer, TopicPartition
+from tidemill.client.consumer_coordinator import STABLE
 from tidemill.client.errors import BrokerUnreachable, ClientError, CommitFailed
 from tidemill.model.errors import ErrorCode
 
@@ -615,6 +616,69 @@ def test_added_partitions_are_assigned(
         until(lambda: numbers(consumer) == {0}, lambda: consumer.poll(0.05))
         admin.create_partitions(topic, 3)
         until(lambda: numbers(consumer) == {0, 1, 2}, lambda: consumer.poll(0.05))
+
+
+def test_added_partitions_are_assigned_although_another_topic_was_deleted(
+    broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
+) -> None:
+    topic, deleted = new_topic(1), f"deleted-{group}"
+    admin.create_topic(deleted, 1, 1)
+    settings = {**QUICK, "group.id": group, "metadata.max.age.ms": 200, "allow.auto.create.topics": False}
+    with Consumer(broker_address, settings) as consumer:
+        consumer.subscribe([topic, deleted])
+        until(lambda: len(consumer.assignment()) == 2, lambda: consumer.poll(0.05))
+        admin.delete_topic(deleted)
+        until(lambda: deleted in consumer._network_client.topic_errors, lambda: consumer.poll(0.05))
+        admin.create_partitions(topic, 3)
+        until(lambda: numbers(consumer) == {0, 1, 2}, lambda: consumer.poll(0.05))
+
+
+@pytest.mark.parametrize("with_another", [True, False])
+def test_a_topic_created_after_the_join_is_assigned(
+    broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin, with_another: bool
+) -> None:
+    subscribed = [new_topic(1)] if with_another else []
+    later = f"later-{group}"
+    settings = {**QUICK, "group.id": group, "metadata.max.age.ms": 200, "allow.auto.create.topics": False}
+    with Consumer(broker_address, settings) as consumer:
+        consumer.subscribe([*subscribed, later])
+        coordinator = consumer._coordinator
+        assert coordinator is not None
+        until(lambda: coordinator.state == STABLE, lambda: consumer.poll(0.05))
+        admin.create_topic(later, 1, 1)
+        until(lambda: TopicPartition(later, 0) in consumer.assignment(), lambda: consumer.poll(0.05))
+    admin.delete_topic(later)
+
+
+def test_a_returning_static_leader_assigns_added_partitions(
+    broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
+) -> None:
+    topic = new_topic(1)
+    settings = {**QUICK, "group.id": group, "group.instance.id": "a", "metadata.max.age.ms": 200}
+    with Consumer(broker_address, settings) as former:
+        former.subscribe([topic])
+        until(lambda: numbers(former) == {0}, lambda: former.poll(0.05))
+    with Consumer(broker_address, settings) as consumer:
+        consumer.subscribe([topic])
+        until(lambda: numbers(consumer) == {0}, lambda: consumer.poll(0.05))
+        admin.create_partitions(topic, 3)
+        until(lambda: numbers(consumer) == {0, 1, 2}, lambda: consumer.poll(0.05))
+    admin.remove_member(group, instance_id="a")
+
+
+def test_the_group_leader_refreshes_the_topics_of_other_members(
+    broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
+) -> None:
+    settings = {**QUICK, "group.id": group, "metadata.max.age.ms": 1000}
+    topic, of_the_other = new_topic(1), new_topic(1)
+    with Consumer(broker_address, settings) as leader, Consumer(broker_address, settings) as other:
+        leader.subscribe([topic])
+        until(lambda: numbers(leader) == {0}, lambda: leader.poll(0.05))
+        assert of_the_other in leader.topics()
+        other.subscribe([of_the_other])
+        until(lambda: numbers(other) == {0}, lambda: leader.poll(0.05), lambda: other.poll(0.05))
+        admin.create_partitions(of_the_other, 2)
+        until(lambda: numbers(other) == {0, 1}, lambda: leader.poll(0.05), lambda: other.poll(0.05))
 
 
 def test_an_invalid_topic_name_is_reported_at_once(

@@ -158,6 +158,7 @@ class ConsumerCoordinator:
         self._rejoin_reason = ""
         """Not empty if the member must rejoin after it is STABLE."""
         self._partition_counts: dict[str, int] = {}
+        """The partitions that this member assigned as the group leader; 0 for a topic that did not exist."""
         self._previous_partitions: list[TopicPartition] = []
         self._previous_generation = -1
         self._last_poll = time.monotonic()
@@ -338,7 +339,7 @@ class ConsumerCoordinator:
             self._transition(JOINED)
             self._network_client.coordinator_warnings.ended(self.group_id)
         assignments: list[SyncGroupRequestAssignment] = []
-        if self.is_leader and not response.skip_assignment:
+        if self.is_leader:
             assignment_deadline = max(deadline, time.monotonic() + JOIN_GRACE_SECONDS)
             assignments = self._perform_assignment(response, assignment_deadline)
         version = connection.version(ApiKey.SYNC_GROUP)
@@ -359,7 +360,10 @@ class ConsumerCoordinator:
     def _perform_assignment(
         self, response: JoinGroupResponse, deadline: float
     ) -> list[SyncGroupRequestAssignment]:
-        """Computes the assignment of all members, as the group leader."""
+        """Computes the assignment of all members, as the group leader.
+
+        A leader that returns as a static member assigns nothing: the members keep their assignment (KIP-814).
+        """
         assignor = self._assignors.get(self.protocol)
         if assignor is None:
             raise error_for(
@@ -369,10 +373,15 @@ class ConsumerCoordinator:
             )
         members = read_members(response, self.group_id, self.protocol)
         wanted = {topic for member in members for topic in member.topics}
-        if not wanted <= self._network_client.topics.keys() or self._network_client.needs_refresh():
-            self._fetcher.call_until_wakeup(lambda: self._network_client.refresh(deadline, wanted), deadline)
-        self._partition_counts = self.partition_counts(wanted)
-        result = assignor.assign(self._partition_counts, members)
+        self._network_client.add_topics(wanted)
+        if self._network_client.needs_refresh():
+            self._fetcher.call_until_wakeup(lambda: self._network_client.refresh(deadline), deadline)
+        counts = self._count_partitions(wanted)
+        if response.skip_assignment:
+            self._partition_counts = {**counts, **self._partition_counts}
+            return []
+        self._partition_counts = counts
+        result = assignor.assign({topic: count for topic, count in counts.items() if count}, members)
         logger.debug("group %s, generation %s: %s", self.group_id, self.generation, result)
         return [
             SyncGroupRequestAssignment(
@@ -381,17 +390,20 @@ class ConsumerCoordinator:
             for member in members
         ]
 
-    def partition_counts(self, topics: Iterable[str]) -> dict[str, int]:
-        """Returns the number of partitions of each topic that exists."""
+    def _count_partitions(self, topics: Iterable[str]) -> dict[str, int]:
+        """Returns the number of partitions of each topic; 0 for a topic that does not exist."""
         known = self._network_client.topics
-        return {topic: len(known[topic].partitions) for topic in topics if topic in known}
+        return {topic: len(known[topic].partitions) if topic in known else 0 for topic in topics}
 
     def metadata_changed(self) -> None:
-        """Requests a rebalance, as the group leader, if the partitions that it assigned have changed."""
-        if self.is_leader and self.state == STABLE and self._partition_counts:
-            now = self.partition_counts(self._partition_counts)
-            errors = self._network_client.topic_errors.keys() & self._partition_counts.keys()
-            if now != self._partition_counts and not errors:
+        """Requests a rebalance, as the group leader, if the partitions that it assigned have changed.
+
+        The partitions of a topic with an error are unknown, and no change.
+        """
+        if self.is_leader and self.state == STABLE:
+            errors = self._network_client.topic_errors
+            assigned = {topic: n for topic, n in self._partition_counts.items() if topic not in errors}
+            if self._count_partitions(assigned) != assigned:
                 self.request_rejoin("the partitions of a topic changed")
 
     def _handle_sync(self, response: SyncGroupResponse, deadline: float) -> bool:

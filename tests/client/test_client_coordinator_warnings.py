@@ -1,4 +1,4 @@
-"""The warnings while the coordinator of a group is unavailable."""
+"""The heartbeats of a member, and the warnings while the coordinator of a group is unavailable."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from tidemill.client.coordinator_warnings import WARN_AFTER_S, WARN_AGAIN_S, Coo
 from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError, error_for
 from tidemill.client.network_client import NetworkClient
 from tidemill.model.errors import ErrorCode
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.heartbeat import HeartbeatResponse
 
 
 def test_an_unavailable_coordinator_is_a_warning_once_a_minute(
@@ -99,3 +101,62 @@ def test_a_lost_membership_waits_for_the_response_to_a_join() -> None:
         assert member.state == after
         assert (member.member_id, member.generation) == (("", -1) if after == LOST else ("m", 3))
     cluster.close()
+
+
+class HeartbeatResponses:
+    """A coordinator that responds to heartbeats with these error codes, in order."""
+
+    address = "localhost:9092"
+
+    def __init__(self, *codes: ErrorCode) -> None:
+        self._codes = list(codes)
+
+    def version(self, key: ApiKey) -> int:
+        return 4
+
+    def call(self, *given: Any, **options: Any) -> HeartbeatResponse:
+        return HeartbeatResponse(error_code=self._codes.pop(0))
+
+
+def stable_member(*codes: ErrorCode) -> Any:
+    """A member whose heartbeats get these error codes."""
+    network_client = NetworkClient(ClientConfig(CONSUMER, {"bootstrap.servers": "unused:1", "group.id": "g"}))
+    nothing: Any = SimpleNamespace(wake=lambda: None)
+    member: Any = ConsumerCoordinator(network_client, [], nothing, nothing)
+    member.state, member.member_id, member.generation = STABLE, "m", 1
+    responses = HeartbeatResponses(*codes)
+    member.connection = lambda deadline: responses
+    return member
+
+
+@pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.GROUP_AUTHORIZATION_FAILED])
+def test_the_error_of_a_heartbeat_is_raised_once(code: ErrorCode) -> None:
+    member = stable_member(code, ErrorCode.NONE, code)
+    member._send_heartbeat()
+    with pytest.raises(ClientError, match="cannot stay in group 'g'"):
+        member.poll(0)
+    assert member.poll(0)
+    member._send_heartbeat()
+    assert member.poll(0)
+    member._send_heartbeat()
+    with pytest.raises(ClientError, match="cannot stay in group 'g'"):
+        member.poll(0)
+    member._network_client.close()
+
+
+def test_a_successful_heartbeat_ends_the_error_of_the_former_heartbeat() -> None:
+    member = stable_member(ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.NONE)
+    member._send_heartbeat()
+    member._send_heartbeat()
+    assert member.poll(0)
+    member._network_client.close()
+
+
+def test_a_fenced_member_is_reported_and_has_lost_its_membership() -> None:
+    member = stable_member(ErrorCode.FENCED_INSTANCE_ID)
+    member._send_heartbeat()
+    assert (member.state, member.member_id, member.generation) == (LOST, "", -1)
+    with pytest.raises(ClientError, match="stop one of them") as caught:
+        member.poll(0)
+    assert caught.value.code == ErrorCode.FENCED_INSTANCE_ID
+    member._network_client.close()

@@ -183,12 +183,15 @@ class ConsumerCoordinator:
 
         Raises PollEnded at a wakeup() during a request for the coordinator or for metadata, and at
         ``deadline`` if a dropped call has not ended. Raises the exceptions of the listener, and the errors
-        that prevent membership: FENCED_INSTANCE_ID, authorization, no common assignor.
+        that prevent membership: FENCED_INSTANCE_ID, authorization, no common assignor. Raises the error of a
+        heartbeat once, unless a later heartbeat succeeds first.
         """
         while True:
             self._last_poll = time.monotonic()
-            if self._heartbeat_error is not None:
-                raise self._heartbeat_error
+            with self._lock:
+                heartbeat_error, self._heartbeat_error = self._heartbeat_error, None
+            if heartbeat_error is not None:
+                raise heartbeat_error
             if self.state == STABLE and not self._rejoin_reason:
                 return True
             try:
@@ -610,6 +613,7 @@ class ConsumerCoordinator:
             if generation != self.generation:
                 return
             if code == ErrorCode.NONE:
+                self._heartbeat_error = None
                 self._network_client.coordinator_warnings.ended(self.group_id)
                 return
             if code == ErrorCode.REBALANCE_IN_PROGRESS:
@@ -625,6 +629,8 @@ class ConsumerCoordinator:
                     self._coordinator_id = None
                     self._network_client.coordinator_warnings.failed(self.group_id, problem)
                     return
+                if code == ErrorCode.FENCED_INSTANCE_ID:
+                    self.membership_lost()
                 self._heartbeat_error = problem
         self._fetcher.wake()
 

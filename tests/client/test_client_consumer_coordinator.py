@@ -12,7 +12,7 @@ import confluent_kafka
 import pytest
 
 from tidemill.client import Admin, Consumer, Producer, TopicPartition
-from tidemill.client.consumer_coordinator import STABLE
+from tidemill.client.consumer_coordinator import LOST, STABLE
 from tidemill.client.errors import BrokerUnreachable, ClientError, CommitFailed
 from tidemill.model.errors import ErrorCode
 
@@ -588,6 +588,26 @@ def test_a_static_member_returns_without_a_rebalance(
         assert keeper._coordinator.generation == generation
     admin.remove_member(group, instance_id="a")
     admin.remove_member(group, instance_id="b")
+
+
+def test_a_static_member_that_does_not_poll_keeps_its_place(
+    broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
+) -> None:
+    settings = {**QUICK, "group.id": group, "group.instance.id": "a", "max.poll.interval.ms": 600}
+    topic = new_topic(1)
+    listener = Revocations()
+    with Consumer(broker_address, settings) as consumer:
+        consumer.subscribe([topic], listener=listener)
+        until(lambda: numbers(consumer) == {0}, lambda: consumer.poll(0.05))
+        coordinator = consumer._coordinator
+        assert coordinator is not None
+        generation = coordinator.generation
+        until(lambda: coordinator.state == LOST, lambda: time.sleep(0.1))
+        assert [member.instance_id for member in admin.describe_group(group).members] == ["a"]
+        until(lambda: coordinator.state == STABLE, lambda: consumer.poll(0.05))
+        assert listener.revoked == [TopicPartition(topic, 0)]
+        assert (numbers(consumer), coordinator.generation) == ({0}, generation)
+    admin.remove_member(group, instance_id="a")
 
 
 def test_a_pattern_includes_topics_created_later(

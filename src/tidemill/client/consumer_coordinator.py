@@ -559,7 +559,7 @@ class ConsumerCoordinator:
                 if not is_member:
                     self._probe_coordinator()
                 elif idle > self._rebalance_timeout_ms / 1000:
-                    self._leave_after_poll_timeout(idle)
+                    self._handle_poll_timeout_expiry(idle)
                 else:
                     self._send_heartbeat()
             except KafkaError as problem:
@@ -634,11 +634,14 @@ class ConsumerCoordinator:
                 self._heartbeat_error = problem
         self._fetcher.wake()
 
-    def _leave_after_poll_timeout(self, idle: float) -> None:
-        """Leaves the group because the user does not poll: the partitions go to other members."""
+    def _handle_poll_timeout_expiry(self, idle: float) -> None:
+        """Ends the membership because the user does not poll: the partitions go to other members.
+
+        Those of a static member go to other members once its session has expired.
+        """
         logger.warning(
-            "group %s: no poll() for %.1f s, more than max.poll.interval.ms=%s: the member leaves; poll more "
-            "often, read fewer records at once (max.poll.records), or raise the interval",
+            "group %s: no poll() for %.1f s, more than max.poll.interval.ms=%s: the membership ends; poll "
+            "more often, read fewer records at once (max.poll.records), or raise the interval",
             self.group_id,
             idle,
             self._rebalance_timeout_ms,
@@ -649,12 +652,13 @@ class ConsumerCoordinator:
     # -- leaving ------------------------------------------------------------------------------------------
 
     def _send_leave(self, reason: str) -> None:
-        if not self.member_id or self._coordinator_id is None:
+        """Sends LeaveGroup, unless the member is static: its place ends only with its session (KIP-345)."""
+        if self.instance_id is not None or not self.member_id or self._coordinator_id is None:
             return
         connection = self._network_client.ready_connection(self._coordinator_id, GROUP)
         if connection is None:
             return
-        leave_group(connection, self.group_id, self.member_id, self.instance_id, reason, timeout=5)
+        leave_group(connection, self.group_id, self.member_id, None, reason, timeout=5)
 
     def prepare_leave(self, deadline: float) -> None:
         """Commits if auto-commit is enabled, revokes the assignment, and waits for the commits in flight."""
@@ -678,8 +682,7 @@ class ConsumerCoordinator:
                 self._network_client.connection(self._coordinator_id, GROUP, time.monotonic() + 1)
             except KafkaError:
                 return
-        if self.instance_id is None:
-            try:
-                self._send_leave(reason)
-            except KafkaError as problem:
-                logger.debug("leaving group %s: %s", self.group_id, problem)
+        try:
+            self._send_leave(reason)
+        except KafkaError as problem:
+            logger.debug("leaving group %s: %s", self.group_id, problem)

@@ -12,10 +12,12 @@ import pytest
 from tidemill.client import Admin, Consumer, Producer, TopicPartition
 from tidemill.client.config import ClientConfig
 from tidemill.client.config_keys import COMMON
+from tidemill.client.connection import Connection
 from tidemill.client.errors import BrokerUnreachable, ClientClosed, RequestTimeout
 from tidemill.client.group_offsets import fetch_offsets
 from tidemill.client.network_client import NetworkClient
 from tidemill.testing.broker import Broker
+from tidemill.wire.messages.offset_fetch import OffsetFetchResponse
 
 QUICK = {"heartbeat.interval.ms": 100, "session.timeout.ms": 6000, "auto.offset.reset": "earliest"}
 
@@ -282,3 +284,17 @@ def test_a_call_of_the_coordinator_ends_when_the_client_is_closed() -> None:
     with pytest.raises(ClientClosed):
         fetch_offsets(network_client, "g", [TopicPartition("t", 0)], began + 10)
     assert time.monotonic() - began < 5
+
+
+def test_a_response_without_the_requested_group_is_an_error_of_the_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network_client = NetworkClient(ClientConfig(COMMON, {"bootstrap.servers": "unused:1"}))
+    connection = Connection("unused", 1, network_client.config)
+    monkeypatch.setattr(connection, "version", lambda *given: 9)
+    monkeypatch.setattr(connection, "call", lambda *given, **options: OffsetFetchResponse())
+    monkeypatch.setattr(network_client, "find_coordinator", lambda *given: 1)
+    monkeypatch.setattr(network_client, "connection", lambda *given: connection)
+    with pytest.raises(BrokerUnreachable, match="invalid response"):
+        fetch_offsets(network_client, "g", [TopicPartition("t", 0)], time.monotonic())
+    network_client.close()

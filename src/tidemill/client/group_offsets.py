@@ -10,7 +10,7 @@ from tidemill.client.connection import Connection
 from tidemill.client.consumer_protocol import by_topic
 from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError, RequestTimeout, check
 from tidemill.client.network_client import GROUP, NetworkClient
-from tidemill.model.errors import ErrorCode
+from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.offset_commit import (
@@ -165,8 +165,10 @@ def fetch_offsets(
         response = connection.call(
             ApiKey.OFFSET_FETCH, request, OffsetFetchResponse, version=version, timeout=timeout
         )
-        found = response.groups[0] if version >= 8 else response
-        return _read_offsets(found, group, connection.address)
+        found = response.groups if version >= 8 else [response]
+        if not found:
+            raise connection.reject_response(ProtocolError("an OffsetFetch response without a group"))
+        return _read_offsets(found[0], group, connection.address)
 
     while True:
         try:

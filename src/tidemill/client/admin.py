@@ -42,14 +42,15 @@ from tidemill.client.cluster_metadata import Topic
 from tidemill.client.config import config_of
 from tidemill.client.config_keys import COMMON
 from tidemill.client.connection import Connection
-from tidemill.client.consumer_protocol import by_topic, decode_assignment
+from tidemill.client.consumer_protocol import decode_assignment
 from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout, check, error_for
-from tidemill.client.group_offsets import Committed, call_coordinator, commit_offsets, fetch_offsets
-from tidemill.client.group_requests import CONSUMER_PROTOCOL, leave_group
+from tidemill.client.group_commits import commit_offsets
+from tidemill.client.group_offsets import Committed, fetch_offsets
+from tidemill.client.group_requests import CONSUMER_PROTOCOL, call_coordinator, leave_group
 from tidemill.client.network_client import CONTROL
 from tidemill.client.offsets import OffsetAt, OffsetsAndFailures, list_offsets, list_offsets_or_failures
 from tidemill.model.errors import ErrorCode, ProtocolError
-from tidemill.model.types import TopicPartition
+from tidemill.model.types import TopicPartition, by_topic
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST, MAX_TIMESTAMP
 from tidemill.wire.messages import (
@@ -1212,7 +1213,7 @@ def _describe_consumer_group(connection: Connection, group: str) -> GroupDescrip
     return GroupDescription(
         response.group_id,
         response.group_state,
-        "consumer",
+        CONSUMER_PROTOCOL,
         response.assignor_name,
         connection.node_id,
         members,

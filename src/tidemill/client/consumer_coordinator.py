@@ -40,9 +40,15 @@ from tidemill.client.errors import (
     error_for,
 )
 from tidemill.client.fetcher import Fetcher
-from tidemill.client.group_commits import MEMBERSHIP_LOST, GroupCommits, log_failed_commit
-from tidemill.client.group_offsets import COORDINATOR_MOVED
-from tidemill.client.group_requests import CONSUMER_PROTOCOL, leave_group, read_assignment, read_members
+from tidemill.client.group_commits import GroupCommits, log_failed_commit
+from tidemill.client.group_requests import (
+    CONSUMER_PROTOCOL,
+    COORDINATOR_MOVED,
+    MEMBERSHIP_LOST,
+    leave_group,
+    read_assignment,
+    read_members,
+)
 from tidemill.client.network_client import CONTROL, GROUP, NetworkClient
 from tidemill.client.subscription_state import SubscriptionState
 from tidemill.client.wait_reasons import Kind, Wait
@@ -65,7 +71,7 @@ from tidemill.wire.messages.sync_group import (
 
 logger = logging.getLogger(__name__)
 
-JOIN_GRACE_SECONDS = 5.0
+JOIN_GRACE_S = 5.0
 """How much longer than the rebalance timeout the response to JoinGroup may take."""
 
 PROBE_S = 6.0
@@ -139,9 +145,9 @@ class ConsumerCoordinator:
         self._rack = config.str("client.rack") or None
         self._session_timeout_ms = config.int("session.timeout.ms")
         self._rebalance_timeout_ms = config.int("max.poll.interval.ms")
-        self._join_timeout_s = self._rebalance_timeout_ms / 1000 + JOIN_GRACE_SECONDS
+        self._join_timeout_s = self._rebalance_timeout_ms / 1000 + JOIN_GRACE_S
         self._heartbeat_interval_s = config.seconds("heartbeat.interval.ms")
-        self._backoff = config.seconds("retry.backoff.ms")
+        self._retry_backoff_s = config.seconds("retry.backoff.ms")
         self.cooperative = all(assignor.cooperative for assignor in assignors)
         self.state: int = UNJOINED
         self.member_id = ""
@@ -165,7 +171,7 @@ class ConsumerCoordinator:
         self._lock = threading.RLock()
         self._stopped = threading.Event()
         self._heartbeat_thread: threading.Thread | None = None
-        self.commits = GroupCommits(self, subscriptions, config)
+        self.commits = GroupCommits(self, subscriptions, network_client)
 
     def _transition(self, event: int) -> None:
         with self._lock:
@@ -341,10 +347,7 @@ class ConsumerCoordinator:
             self.is_leader = response.leader == response.member_id
             self._transition(JOINED)
             self._network_client.coordinator_warnings.ended(self.group_id)
-        assignments: list[SyncGroupRequestAssignment] = []
-        if self.is_leader:
-            assignment_deadline = max(deadline, time.monotonic() + JOIN_GRACE_SECONDS)
-            assignments = self._perform_assignment(response, assignment_deadline)
+        assignments = self._perform_assignment(response, deadline) if self.is_leader else []
         version = connection.version(ApiKey.SYNC_GROUP)
         message = SyncGroupRequest(
             group_id=self.group_id,
@@ -374,6 +377,7 @@ class ConsumerCoordinator:
                 f"lead group {self.group_id!r}",
                 detail=f"the coordinator chose {self.protocol!r}",
             )
+        deadline = max(deadline, time.monotonic() + JOIN_GRACE_S)
         members = read_members(response, self.group_id, self.protocol)
         wanted = {topic for member in members for topic in member.topics}
         self._network_client.add_topics(wanted)
@@ -498,7 +502,7 @@ class ConsumerCoordinator:
     def _back_off(self, deadline: float) -> bool:
         """Waits before a retry; returns False at ``deadline``, or if the user ends the poll."""
         now = time.monotonic()
-        until = min(now + self._backoff, deadline)
+        until = min(now + self._retry_backoff_s, deadline)
         if until <= now:
             return False
         while (left_s := until - time.monotonic()) > 0:
@@ -521,10 +525,6 @@ class ConsumerCoordinator:
         node_id = self._coordinator_id
         ready = None if node_id is None else self._network_client.ready_connection(node_id, GROUP)
         return ready or self._fetcher.call_until_wakeup(lambda: self.connection(deadline), deadline)
-
-    def coordinator_answered(self) -> None:
-        """Records that the coordinator has answered a request, which ends its reported failures."""
-        self._network_client.coordinator_warnings.ended(self.group_id)
 
     def mark_coordinator_unknown(self, problem: ClientError) -> None:
         """Makes the next request look up the coordinator again, after ``problem``."""
@@ -656,9 +656,8 @@ class ConsumerCoordinator:
         if self.instance_id is not None or not self.member_id or self._coordinator_id is None:
             return
         connection = self._network_client.ready_connection(self._coordinator_id, GROUP)
-        if connection is None:
-            return
-        leave_group(connection, self.group_id, self.member_id, None, reason, timeout=5)
+        if connection is not None:
+            leave_group(connection, self.group_id, self.member_id, None, reason, timeout=5)
 
     def prepare_leave(self, deadline: float) -> None:
         """Commits if auto-commit is enabled, revokes the assignment, and waits for the commits in flight."""
@@ -669,7 +668,7 @@ class ConsumerCoordinator:
         self.commits.handle_responses(1.0)
 
     def leave_group(self, reason: str) -> None:
-        """Leaves the group and stops the heartbeats. A static member keeps its place until it returns."""
+        """Leaves the group, unless the member is static, and stops the heartbeats."""
         self._stopped.set()
         if self._heartbeat_thread is not None and self._heartbeat_thread is not threading.current_thread():
             self._heartbeat_thread.join(self._heartbeat_interval_s + 5)

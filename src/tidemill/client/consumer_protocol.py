@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from tidemill.client.assignors import Assignor, Member
 from tidemill.model.errors import ProtocolError
-from tidemill.model.types import TopicPartition
+from tidemill.model.types import TopicPartition, by_topic
 from tidemill.wire.codec import decode_prefix, encode, encode_versioned
 from tidemill.wire.consumer_protocol_codec import decode_message
 from tidemill.wire.messages import consumer_protocol as messages
@@ -29,14 +29,6 @@ class StickyUserData(Struct, versions="0-1"):
 
     previous: list[messages.TopicPartition] = field([messages.TopicPartition])
     generation: int = field(INT32, "1+", default=-1, ignorable=True)
-
-
-def by_topic(items: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """Returns the partitions of each topic, in order."""
-    grouped: dict[str, list[int]] = {}
-    for topic, partition in sorted(items):
-        grouped.setdefault(topic, []).append(partition)
-    return grouped
 
 
 def _grouped(items: Iterable[TopicPartition]) -> list[messages.TopicPartition]:
@@ -115,7 +107,5 @@ def subscription_for(
     rack: str | None,
 ) -> bytes:
     """Builds the subscription for ``assignor``; for eager sticky, with the former partitions as user data."""
-    data: bytes | None = None
-    if assignor.name == "sticky" and previous:
-        data = encode_sticky_data(previous, generation)
+    data = encode_sticky_data(previous, generation) if assignor.name == "sticky" and previous else None
     return encode_subscription(topics, owned, generation, rack, data)

@@ -1,4 +1,4 @@
-"""A member's offset commits, the automatic commits among them.
+"""OffsetCommit: the commits of a member, also the automatic ones, and those for a group without members.
 
 The coordinator refuses the commits of a member after a rebalance without the member.
 """
@@ -7,22 +7,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from tidemill.client.config import ClientConfig
 from tidemill.client.connection import Connection, InFlightRequest
-from tidemill.client.errors import ClientError, CommitFailed, RequestTimeout
-from tidemill.client.group_offsets import COORDINATOR_MOVED, NAMED_MAX, Offsets, check_commit, commit_request
+from tidemill.client.errors import ClientError, CommitFailed, RequestTimeout, check
+from tidemill.client.group_offsets import NAMED_MAX
+from tidemill.client.group_requests import COORDINATOR_MOVED, MEMBERSHIP_LOST, call_coordinator
+from tidemill.client.network_client import NetworkClient
 from tidemill.client.subscription_state import SubscriptionState
 from tidemill.model.errors import ErrorCode
+from tidemill.model.types import TopicPartition, by_topic
 from tidemill.wire.apis import ApiKey
-from tidemill.wire.messages.offset_commit import OffsetCommitResponse
+from tidemill.wire.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+)
 
 logger = logging.getLogger(__name__)
 
-MEMBERSHIP_LOST = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION})
-"""The group rebalanced without this member: it joins as a new member, and its partitions are lost."""
+Offsets = Mapping[TopicPartition, tuple[int, int, str]]
+"""Offset, leader epoch (-1 unknown), metadata by partition."""
 
 
 class Membership(Protocol):
@@ -35,10 +42,6 @@ class Membership(Protocol):
 
     def connection(self, deadline: float) -> Connection:
         """Returns a connection to the coordinator."""
-        ...
-
-    def coordinator_answered(self) -> None:
-        """Records that the coordinator accepted a commit."""
         ...
 
     def mark_coordinator_unknown(self, problem: ClientError) -> None:
@@ -57,10 +60,13 @@ class Membership(Protocol):
 class GroupCommits:
     """The commits of one member. For the polling thread."""
 
-    def __init__(self, member: Membership, subscriptions: SubscriptionState, config: ClientConfig) -> None:
+    def __init__(
+        self, member: Membership, subscriptions: SubscriptionState, network_client: NetworkClient
+    ) -> None:
+        config = network_client.config
         self._membership = member
         self._subscriptions = subscriptions
-        self._backoff = config.seconds("retry.backoff.ms")
+        self._network_client = network_client
         self._is_auto_commit_enabled = config.bool("enable.auto.commit")
         self._auto_commit_interval_s = config.seconds("auto.commit.interval.ms")
         self.restart_auto_commit_interval()
@@ -81,12 +87,11 @@ class GroupCommits:
                 self.check(request, generation)
                 return
             except ClientError as problem:
-                moved = problem.code in COORDINATOR_MOVED
-                if moved and problem.code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-                    self._membership.mark_coordinator_unknown(problem)
-                if not moved or time.monotonic() + self._backoff >= deadline:
+                if problem.code not in COORDINATOR_MOVED:
                     raise
-                time.sleep(self._backoff)
+                if problem.code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+                    self._membership.mark_coordinator_unknown(problem)
+                self._network_client.back_off(problem, deadline)
 
     def commit_async(
         self, offsets: Offsets, deadline: float, done: Callable[[ClientError | None], None]
@@ -111,8 +116,7 @@ class GroupCommits:
 
     def auto_commit(self, deadline: float) -> None:
         """Commits the positions and waits, if auto-commit is enabled. Logs an error."""
-        offsets = self.auto_commit_offsets()
-        if offsets:
+        if offsets := self.auto_commit_offsets():
             try:
                 self.commit(offsets, deadline)
             except ClientError as problem:
@@ -131,7 +135,7 @@ class GroupCommits:
             )
         connection = self._membership.connection(deadline)
         version = connection.version(ApiKey.OFFSET_COMMIT, NAMED_MAX)
-        message = commit_request(
+        message = _commit_request(
             self._membership.group_id,
             offsets,
             self._membership.member_id,
@@ -146,12 +150,12 @@ class GroupCommits:
         # The response to a commit of an earlier generation says nothing about the current membership.
         is_current = generation == self._membership.generation
         try:
-            check_commit(
+            _check_commit(
                 request.response(OffsetCommitResponse),
                 self._membership.group_id,
                 request.connection.address,
             )
-            self._membership.coordinator_answered()
+            self._network_client.coordinator_warnings.ended(self._membership.group_id)
         except ClientError as problem:
             if problem.code in MEMBERSHIP_LOST:
                 if is_current:
@@ -184,6 +188,64 @@ class GroupCommits:
                 if problem.code in COORDINATOR_MOVED:
                     self._membership.mark_coordinator_unknown(problem)
             done(error)
+
+
+def _commit_request(
+    group: str, offsets: Offsets, member_id: str, generation: int, instance_id: str | None, version: int
+) -> OffsetCommitRequest:
+    """Builds the request; for a group without members, generation -1 and an empty member id."""
+    return OffsetCommitRequest(
+        group_id=group,
+        generation_id_or_member_epoch=generation,
+        member_id=member_id,
+        group_instance_id=instance_id if version >= 7 else None,
+        topics=[
+            OffsetCommitRequestTopic(
+                name=topic,
+                partitions=[
+                    OffsetCommitRequestPartition(
+                        partition_index=p,
+                        committed_offset=offsets[TopicPartition(topic, p)][0],
+                        committed_leader_epoch=offsets[TopicPartition(topic, p)][1],
+                        committed_metadata=offsets[TopicPartition(topic, p)][2],
+                    )
+                    for p in partitions
+                ],
+            )
+            for topic, partitions in by_topic(offsets).items()
+        ],
+    )
+
+
+def _check_commit(response: OffsetCommitResponse, group: str, broker: str) -> None:
+    """Raises the first error in a response to OffsetCommit."""
+    for topic in response.topics:
+        for entry in topic.partitions:
+            check(
+                entry.error_code,
+                f"commit {topic.name}-{entry.partition_index} for group {group!r}",
+                broker=broker,
+                topic=topic.name,
+                partition=entry.partition_index,
+            )
+
+
+def commit_offsets(network_client: NetworkClient, group: str, offsets: Offsets, deadline: float) -> None:
+    """Commits for a group without members, and waits for the acknowledgement."""
+    if not offsets:
+        return
+
+    def send(connection: Connection) -> None:
+        version = connection.version(ApiKey.OFFSET_COMMIT, NAMED_MAX)
+        request = _commit_request(group, offsets, "", -1, None, version)
+        left_s = max(1.0, deadline - time.monotonic())
+        timeout = min(left_s, network_client.config.seconds("request.timeout.ms"))
+        response = connection.call(
+            ApiKey.OFFSET_COMMIT, request, OffsetCommitResponse, version=version, timeout=timeout
+        )
+        _check_commit(response, group, connection.address)
+
+    call_coordinator(network_client, group, deadline, send)
 
 
 def log_failed_commit(error: ClientError | None) -> None:

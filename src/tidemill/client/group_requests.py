@@ -1,13 +1,15 @@
-"""Requests of a group's member to its coordinator, also as sent by an administrator for the member."""
+"""Requests to the coordinator of a group: by a member, or by an administrator for the member."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from tidemill.client.assignors import Member
 from tidemill.client.connection import Connection
 from tidemill.client.consumer_protocol import decode_assignment, decode_subscription
-from tidemill.client.errors import ClientError
+from tidemill.client.errors import ClientClosed, ClientError
+from tidemill.client.network_client import GROUP, NetworkClient
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
@@ -16,8 +18,43 @@ from tidemill.wire.messages.leave_group import LeaveGroupRequest, LeaveGroupResp
 if TYPE_CHECKING:
     from tidemill.wire.messages.join_group import JoinGroupResponse
 
+ResultT = TypeVar("ResultT")
+
 CONSUMER_PROTOCOL = "consumer"
 """The protocol type of groups whose members are consumers."""
+
+COORDINATOR_MOVED = frozenset(
+    {
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.REQUEST_TIMED_OUT,
+    }
+)
+"""Errors after which the coordinator is looked up again."""
+
+MEMBERSHIP_LOST = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION})
+"""The group rebalanced without this member: it joins as a new member, and its partitions are lost."""
+
+
+def call_coordinator(
+    network_client: NetworkClient, group: str, deadline: float, send: Callable[[Connection], ResultT]
+) -> ResultT:
+    """Calls ``send`` with a connection to the group's coordinator; retries while the coordinator moves."""
+    while True:
+        try:
+            node_id = network_client.find_coordinator(group, deadline)
+            found = send(network_client.connection(node_id, GROUP, deadline))
+        except ClientError as problem:
+            if isinstance(problem, ClientClosed) or problem.code not in COORDINATOR_MOVED:
+                raise
+            network_client.coordinator_warnings.failed(group, problem)
+            network_client.back_off(problem, deadline)
+            network_client.request_refresh()
+        else:
+            network_client.coordinator_warnings.ended(group)
+            return found
 
 
 def read_members(response: JoinGroupResponse, group: str, protocol: str) -> list[Member]:

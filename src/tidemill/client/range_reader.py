@@ -29,7 +29,7 @@ from tidemill.client.errors import (
     TopicRecreated,
     error_for,
 )
-from tidemill.client.group_offsets import commit_offsets
+from tidemill.client.group_commits import commit_offsets
 from tidemill.client.network_client import DATA, NetworkClient
 from tidemill.client.offsets import list_offsets
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError

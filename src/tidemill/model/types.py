@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 NO_OFFSET: Final = -1
@@ -22,3 +23,11 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+
+def by_topic(items: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    """Returns the partitions of each topic, in order."""
+    grouped: dict[str, list[int]] = {}
+    for topic, partition in sorted(items):
+        grouped.setdefault(topic, []).append(partition)
+    return grouped

@@ -205,7 +205,7 @@ ROWS: tuple[Row, ...] = (
     ("max.poll.records", CONSUMER, INT, 500, "1..",
      "Maximum number of records that one poll() returns"),
     ("max.poll.interval.ms", CONSUMER, INT, 300_000, "0..",
-     "A member that does not poll for longer leaves the group"),
+     "A member that does not poll for longer leaves the group; a static member stops its heartbeats"),
     ("session.timeout.ms", CONSUMER, INT, 45_000, "0..",
      "A member without a heartbeat for longer is removed from the group"),
     ("heartbeat.interval.ms", CONSUMER, INT, 3_000, "0..",

@@ -593,7 +593,7 @@ def test_a_static_member_returns_without_a_rebalance(
 def test_a_static_member_that_does_not_poll_keeps_its_place(
     broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
 ) -> None:
-    settings = {**QUICK, "group.id": group, "group.instance.id": "a", "max.poll.interval.ms": 600}
+    settings = {**QUICK, "group.id": group, "group.instance.id": "a", "max.poll.interval.ms": 1500}
     topic = new_topic(1)
     listener = Revocations()
     with Consumer(broker_address, settings) as consumer:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import random
 import select
+import signal
 import socket
 import threading
 import time
@@ -35,7 +36,8 @@ from tidemill.client.errors import (
     error_for,
 )
 from tidemill.client.network_client import NetworkClient
-from tidemill.client.record_accumulator import RecordAccumulator, TopicQueues
+from tidemill.client.producer import BulkDelivery
+from tidemill.client.record_accumulator import Delivery, RecordAccumulator, TopicQueues
 from tidemill.client.sender import Sender
 from tidemill.model.errors import ErrorCode
 from tidemill.records.batch import parse_batch
@@ -421,25 +423,55 @@ def test_a_closed_producer_raises(broker_address: str, new_topic: Callable[..., 
     producer.close()
 
 
+def error_in_child(use: Callable[[], object]) -> str:
+    """Calls ``use`` in a forked child; returns the text of its error, or nothing after 10 s."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(10)
+            use()
+            os.write(write_end, b"no error")
+        except ClientClosed as problem:
+            os.write(write_end, str(problem).encode())
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    os.waitpid(child, 0)
+    text = os.read(read_end, 1000).decode()
+    os.close(read_end)
+    return text
+
+
 def test_a_forked_child_needs_its_own_producer(broker_address: str, new_topic: Callable[..., str]) -> None:
     topic = new_topic(1)
     with Producer(broker_address) as producer:
         producer.send(topic, b"v").result(10)
-        read_end, write_end = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                producer.send(topic, b"from the child")
-                os.write(write_end, b"sent")
-            except ClientError as problem:
-                os.write(write_end, str(problem).encode())
-            finally:
-                os._exit(0)
-        os.close(write_end)
-        os.waitpid(child, 0)
-        assert b"create one after the fork" in os.read(read_end, 1000)
-        os.close(read_end)
+        assert "create one after the fork" in error_in_child(lambda: producer.send(topic, b"from the child"))
         assert producer.send(topic, b"w").result(10).offset == 1
+
+
+FORKED_USES: dict[str, Callable[[Producer, Delivery], object]] = {
+    "send": lambda producer, waiting: producer.send("t", b"v"),
+    "send_batch": lambda producer, waiting: producer.send_batch("t", [b"v"]),
+    "to a new partition": lambda producer, waiting: producer.send("t", b"v", partition=1),
+    "to a new topic": lambda producer, waiting: producer.send("u", b"v"),
+    "flush": lambda producer, waiting: producer.flush(),
+    "result": lambda producer, waiting: waiting.result(),
+    "result of many": lambda producer, waiting: BulkDelivery(1, [waiting]).result(),
+}
+
+
+@pytest.mark.parametrize("use", FORKED_USES)
+def test_every_use_of_the_parents_producer_in_a_forked_child_raises(use: str) -> None:
+    producer = Producer("unused:1", linger_ms=60_000)
+    try:
+        producer._topics["t"] = TopicQueues("t", 1)
+        waiting = producer.send("t", b"v")
+        assert "create one after the fork" in error_in_child(lambda: FORKED_USES[use](producer, waiting))
+        assert not waiting.done()
+    finally:
+        producer.close(0)
 
 
 def test_expired_messages_have_the_last_error_of_the_broker() -> None:

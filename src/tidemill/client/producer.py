@@ -22,7 +22,7 @@ from tidemill.client import record_accumulator as queues
 from tidemill.client import wait_reasons
 from tidemill.client.config import config_of
 from tidemill.client.config_keys import PRODUCER
-from tidemill.client.errors import ClientClosed, ClientError, RequestTimeout
+from tidemill.client.errors import ClientClosed, RequestTimeout
 from tidemill.client.network_client import NetworkClient
 from tidemill.client.partitioners import kind_of
 from tidemill.client.record_accumulator import (
@@ -239,7 +239,7 @@ class Producer:
 
     def _load(self, topic: str) -> TopicQueues:
         """Reads a topic's metadata and creates its queues. Raises ClientError if it does not exist."""
-        self._check_open()
+        self._accumulator.check_open()
         with self._load_lock:
             found = self._topics.get(topic)
             if found is not None:
@@ -254,6 +254,7 @@ class Producer:
 
     def _grow(self) -> None:
         """Refreshes the metadata: the topics may have more partitions by now."""
+        self._accumulator.check_open()
         self._network_client.refresh(time.monotonic() + self._block)
         self._sender.apply_metadata()
 
@@ -311,10 +312,6 @@ class Producer:
         _OPEN_PRODUCERS.discard(self)
         wait_reasons.unregister(self)
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise queues.closed_error()
-
     def __enter__(self) -> Producer:
         return self
 
@@ -326,10 +323,11 @@ class Producer:
     def _invalidate_after_fork(self) -> None:
         """Makes the producer unusable in a forked child: its thread and its sockets belong to the parent."""
         self._closed = True
-        self._accumulator.lock = threading.Lock()
-        self._accumulator.closed = ClientError(
-            "this producer belongs to the parent process; create one after the fork",
-            ErrorCode.NETWORK_EXCEPTION,
+        self._accumulator.invalidate_after_fork(
+            ClientClosed(
+                "this producer belongs to the parent process; create one after the fork",
+                ErrorCode.NETWORK_EXCEPTION,
+            )
         )
 
 

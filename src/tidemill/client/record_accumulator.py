@@ -254,6 +254,9 @@ class RecordAccumulator:
         self.messages_acknowledged: i64 = 0
         self.messages_failed: i64 = 0
         self.closed: ClientError | None = None
+        """The error that appends raise."""
+        self.forked: ClientError | None = None
+        """The error that waiting raises in a forked child, where no thread completes a batch."""
         self.lock = threading.Lock()
         self.space_freed = threading.Condition(self.lock)
         self.topics: dict[str, TopicQueues] = {}
@@ -291,7 +294,7 @@ class RecordAccumulator:
             partition = self._call_partitioner(self.custom_partitioner, topic, key)
         self.lock.acquire()
         try:
-            self._check_open()
+            self.check_open()
             if self.used_bytes + size > self.buffer_bytes:
                 self._await_space(size, block_seconds)
             if partition < 0:
@@ -442,11 +445,12 @@ class RecordAccumulator:
                     )
                 self.wake()
                 self.space_freed.wait(left)
-                self._check_open()
+                self.check_open()
         finally:
             self.waiters -= 1
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raises the error with which the accumulator was closed, if it was."""
         if self.closed is not None:
             raise self.closed
 
@@ -475,6 +479,7 @@ class RecordAccumulator:
         with self.lock:
             if batch.done:
                 return
+            self._check_process()
             if batch.event is None:
                 batch.event = threading.Event()
             if not batch.urgent:
@@ -490,11 +495,16 @@ class RecordAccumulator:
     def mark_all_urgent(self) -> list[ProducerBatch]:
         """Ends the lingering of all waiting batches; returns the batches that are not completed yet."""
         with self.lock:
+            self._check_process()
             batches = list(self.incomplete)
             for batch in batches:
                 batch.urgent = True
             self.wake()
             return batches
+
+    def _check_process(self) -> None:
+        if self.forked is not None:
+            raise self.forked
 
     # -- called by the sender -----------------------------------------------------------------------------
 
@@ -521,6 +531,11 @@ class RecordAccumulator:
         with self.lock:
             self.closed = error
             self.space_freed.notify_all()
+
+    def invalidate_after_fork(self, error: ClientError) -> None:
+        """Makes appends and waiting raise ``error``. A thread of the parent may hold the former lock."""
+        self.lock = threading.Lock()
+        self.closed = self.forked = error
 
 
 def closed_error() -> ClientClosed:

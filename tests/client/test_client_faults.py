@@ -423,6 +423,22 @@ def test_a_closed_producer_raises(broker_address: str, new_topic: Callable[..., 
     producer.close()
 
 
+def test_a_producer_that_a_callback_closes_sends_its_messages_first(
+    broker_address: str, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic(2)
+    producer = Producer(broker_address, linger_ms=60_000)
+    urgent = producer.send(topic, b"v", partition=0, on_delivery=lambda *_: producer.close())
+    waiting = producer.send(topic, b"w", partition=1)
+    assert urgent.result(10).offset == 0
+    assert waiting.result(10).offset == 0
+    producer._sender.thread.join(10)
+    assert not producer._sender.thread.is_alive()
+    assert producer._network_client.closed
+    with pytest.raises(ClientClosed):
+        producer.send(topic, b"x")
+
+
 def error_in_child(use: Callable[[], object]) -> str:
     """Calls ``use`` in a forked child; returns the text of its error, or nothing after 10 s."""
     read_end, write_end = os.pipe()

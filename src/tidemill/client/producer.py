@@ -126,7 +126,7 @@ class Producer:
         self._sender = Sender(self._network_client, self._accumulator)
         self._sender.thread.start()
         self._closed = False
-        _OPEN_PRODUCERS.add(self)
+        _PRODUCERS.add(self)
         wait_reasons.register(self)
 
     def _wake(self) -> None:
@@ -292,7 +292,10 @@ class Producer:
             todo += batch.parts or ()
 
     def close(self, timeout: float | None = None) -> None:
-        """Flushes, then closes. Messages that are not acknowledged within ``timeout`` seconds fail."""
+        """Flushes, then closes. Messages that are not acknowledged within ``timeout`` seconds fail.
+
+        In a delivery callback it returns at once: the sender thread flushes, with no timeout, and closes.
+        """
         if self._closed:
             return
         self._closed = True
@@ -308,8 +311,7 @@ class Producer:
                 )
                 sender.wake()
                 sender.thread.join(5)
-        self._network_client.close()
-        _OPEN_PRODUCERS.discard(self)
+                self._network_client.close()
         wait_reasons.unregister(self)
 
     def __enter__(self) -> Producer:
@@ -331,11 +333,11 @@ class Producer:
         )
 
 
-_OPEN_PRODUCERS: weakref.WeakSet[Producer] = weakref.WeakSet()
+_PRODUCERS: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
 def _invalidate_all_after_fork() -> None:
-    for producer in list(_OPEN_PRODUCERS):
+    for producer in list(_PRODUCERS):
         producer._invalidate_after_fork()
 
 

@@ -105,6 +105,7 @@ class Sender:
             if not isinstance(problem, Exception):
                 raise
         finally:
+            self._network_client.close()
             self._pipe.close()
 
     def _run_once(self) -> None:

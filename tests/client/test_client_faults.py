@@ -37,7 +37,7 @@ from tidemill.client.errors import (
 )
 from tidemill.client.network_client import NetworkClient
 from tidemill.client.producer import BulkDelivery
-from tidemill.client.record_accumulator import Delivery, RecordAccumulator, TopicQueues
+from tidemill.client.record_accumulator import Delivery, ProducerBatch, RecordAccumulator, TopicQueues
 from tidemill.client.sender import Sender
 from tidemill.model.errors import ErrorCode
 from tidemill.records.batch import parse_batch
@@ -421,6 +421,31 @@ def test_a_closed_producer_raises(broker_address: str, new_topic: Callable[..., 
     with pytest.raises(ClientClosed, match=r"create a new one"):
         producer.send(topic, b"v")
     producer.close()
+
+
+def test_a_close_runs_the_callbacks_of_the_messages_that_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sender thread sees that no message is left before the closing thread continues."""
+    producer = Producer("unused:1")
+    producer._topics["t"] = TopicQueues("t", 1)
+    errors: list[Exception | None] = []
+    plain, sender = producer._accumulator, producer._sender
+
+    class Slow:
+        """The accumulator, whose ``complete`` returns after the end of the sender thread."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(plain, name)
+
+        def complete(self, batch: ProducerBatch, error: Exception | None) -> None:
+            plain.complete(batch, error)
+            sender.thread.join(10)
+            assert not sender.thread.is_alive()
+
+    monkeypatch.setattr(sender.results, "_accumulator", Slow())
+    delivery = producer.send("t", b"v", on_delivery=lambda metadata, error: errors.append(error))
+    producer.close(0)
+    assert errors == [delivery.exception(0)]
+    assert isinstance(errors[0], ClientClosed)
 
 
 def test_a_producer_that_a_callback_closes_sends_its_messages_first(

@@ -63,7 +63,7 @@ class BatchResults:
         self._backoff = config.seconds("retry.backoff.ms")
         self._backoff_max = config.seconds("retry.backoff.max.ms")
         self._idempotent = config.bool("enable.idempotence")
-        self._finished: deque[tuple[OnDelivery, ProducerBatch, int, int]] = deque()
+        self._callbacks: deque[tuple[OnDelivery, ProducerBatch, int, int]] = deque()
         self.producer_id_error: KafkaError | None = None
         """Why the producer has no producer id yet. Without one it sends nothing."""
 
@@ -180,16 +180,18 @@ class BatchResults:
             return next((refusal for refusal in refusals if refusal is not None), None)
 
     def complete(self, batch: ProducerBatch, error: Exception | None) -> None:
-        """Completes a batch, with or without an error, and queues its callbacks for :meth:`run_callbacks`."""
-        callbacks = batch.callbacks
+        """Completes a batch, with or without an error, and queues its callbacks for :meth:`run_callbacks`.
+
+        The callbacks are queued first: the sender thread ends once no batch is incomplete.
+        """
+        if batch.callbacks:
+            self._callbacks.extend((call, batch, index, stamp) for index, stamp, call in batch.callbacks)
         self._accumulator.complete(batch, error)
-        if callbacks:
-            self._finished.extend((callback, batch, index, stamp) for index, stamp, callback in callbacks)
 
     def run_callbacks(self) -> None:
-        """Runs the users' callbacks, in the order in which their messages were completed."""
-        while self._finished:
-            callback, batch, index, stamp = self._finished.popleft()
+        """Runs the users' callbacks of completed batches, in the order of their completion."""
+        while self._callbacks and self._callbacks[0][1].done:
+            callback, batch, index, stamp = self._callbacks.popleft()
             try:
                 if batch.error is None:
                     callback(metadata_of(batch, index, stamp), None)

@@ -101,12 +101,12 @@ class Sender:
             self._accumulator.close(error)
             for batch in list(self._accumulator.incomplete):
                 self.results.complete(batch, error)
-            self.results.run_callbacks()
             if not isinstance(problem, Exception):
                 raise
         finally:
             self._network_client.close()
             self._pipe.close()
+            self.results.run_callbacks()
 
     def _run_once(self) -> None:
         now = time.monotonic()

@@ -412,6 +412,17 @@ def test_a_message_over_the_request_size_is_refused_at_once() -> None:
     assert caught.value.code == ErrorCode.MESSAGE_TOO_LARGE
 
 
+@pytest.mark.parametrize("partitions", [[-1], [0, -5, 0], (-5,)])
+def test_a_negative_partition_is_refused(partitions: list[int]) -> None:
+    with Producer("unused:1", delivery_timeout_ms=1000, request_timeout_ms=500) as producer:
+        producer._topics["t"] = TopicQueues("t", 1)
+        with pytest.raises(ValueError, match=f"partition {min(partitions)} of 't': partitions count from 0"):
+            producer.send_batch("t", [b"v"] * len(partitions), partitions=partitions)
+        with pytest.raises(ValueError, match=f"partition {min(partitions)} of 't': partitions count from 0"):
+            producer.send("t", b"v", partition=min(partitions))
+        assert producer.counts().sent == 0
+
+
 def test_a_closed_producer_raises(broker_address: str, new_topic: Callable[..., str]) -> None:
     topic = new_topic(1)
     producer = Producer(broker_address)

@@ -188,7 +188,12 @@ class Producer:
         headers: Sequence[list[tuple[str, bytes | None]] | None] | None = None,
         partitions: Sequence[int] | None = None,
     ) -> BulkDelivery:
-        """Sends many messages of one topic, given as parallel columns. Blocks as :meth:`send` does."""
+        """Sends many messages of one topic, given as parallel columns. Blocks as :meth:`send` does.
+
+        Raises ValueError for a negative partition, or for columns of different lengths.
+        """
+        if partitions is not None and (lowest := min(partitions, default=0)) < 0:
+            raise ValueError(f"partition {lowest} of {topic!r}: partitions count from 0")
         deliveries = self._append_columns(topic, values, keys, timestamps_ms, headers, partitions)
         return BulkDelivery(len(values), deliveries)
 

@@ -14,7 +14,7 @@ from default_limits import dump_entries as entries
 from record_builders import build_batch
 from tidemill.log.producer_state_manager import ProducerEntry
 from tidemill.log.system_files import SystemFiles
-from tidemill.log_tools.dump import Epoch, IndexEntry, Problem, TimeIndexEntry, lines
+from tidemill.log_tools.dump import Epoch, IndexEntry, Mismatch, Problem, TimeIndexEntry, lines
 from tidemill.log_tools.dump_log import StoredRecord
 from tidemill.model.errors import ConfigError
 from tidemill.records.batch import ATTRIBUTES, CONTROL_FLAG, CRC, RECORDS
@@ -125,6 +125,22 @@ def test_a_wrong_index_entry_is_reported(log_of: MakeLog, batch: MakeBatch) -> N
         f"Mismatches in :{path}",
         "  Index offset: 6, log offset: 1",
     ]
+
+
+def test_a_negative_position_is_a_mismatch(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of({"index_interval_bytes": 0})
+    for number in range(3):
+        log.append(batch(1, timestamp=TIME + number), 0, TIME)
+    log.close(TIME)
+    path = Path(log.active.index.path)
+    path.write_bytes(struct.pack(">iiii", 1, -5, 2, 2 * batch(1).size))
+    assert list(entries(FILES, str(path))) == [
+        IndexEntry(1, -5),
+        Mismatch(1, -1),
+        IndexEntry(2, 2 * batch(1).size),
+    ]
+    times = list(entries(FILES, log.active.time_index.path))
+    assert times == [TimeIndexEntry(TIME + 1, 1), TimeIndexEntry(TIME + 2, 2)]
 
 
 @pytest.mark.parametrize("layout", [".index", ".timeindex"])

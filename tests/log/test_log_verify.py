@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_stage import MakeBatch, flip
 
-from default_limits import Check
+from default_limits import Check, DirectoryCheck
 from log_start import NOW, start_logs
 from record_builders import build_batch
 from tidemill.cli.main import command
@@ -26,7 +27,7 @@ from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
 from tidemill.log.system_files import SystemFiles
 from tidemill.log_tools.dry_run import ScratchFiles
-from tidemill.log_tools.verify import check_partition
+from tidemill.log_tools.verify import check_partition, log_bytes
 from tidemill.model.types import TopicPartition
 from tidemill.records.builder import build_end_marker
 
@@ -192,6 +193,39 @@ def test_damage_is_found_and_reported(data: Path, name: str) -> None:
     assert any(re.search(expected, text) for text in found), found
     assert run("verify", data).return_value == 1
     assert state_of(data) == before
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "t-0/partition.metadata",
+        "t-0/leader-epoch-checkpoint",
+        "t-0/*160.snapshot",
+        "replication-offset-checkpoint",
+        "meta.properties",
+    ],
+)
+def test_an_unreadable_file_is_damage_and_every_other_file_is_checked(data: Path, pattern: str) -> None:
+    (path,) = data.glob(pattern)
+    path.unlink()
+    path.mkdir()
+    document = verified(data)
+    assert texts(document) == [f"{path.name}: cannot be read: Is a directory"]
+    assert sum(part["records"] for part in document["partitions"]) == 160
+
+
+def test_an_unreadable_directory_is_damage_and_every_other_directory_is_checked(data: Path) -> None:
+    class OneUnreadable(SystemFiles):
+        def list(self, directory: str) -> list[str]:
+            if directory.endswith("empty-0"):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), directory)
+            return super().list(directory)
+
+    directory = DirectoryCheck(OneUnreadable(), str(data))
+    assert log_bytes(directory.files, directory.partitions.values()) > 0
+    empty, full = directory.run()
+    assert [str(one) for one in empty.findings] == [f"{data}/empty-0: cannot be read: Input/output error"]
+    assert (full.records, full.damages) == (160, 0)
 
 
 @pytest.mark.parametrize(

@@ -303,7 +303,7 @@ def _index_entries(files: Files, path: str) -> Iterator[IndexEntry | Mismatch]:
         if log is None:
             continue
         scan = BatchScan(log, position, log_bytes)
-        found = int(scan.last_offset) if scan.step() else -1
+        found = int(scan.last_offset) if position >= 0 and scan.step() else -1
         if found != offset:
             yield Mismatch(offset, found)
 
@@ -326,11 +326,12 @@ def _positions(files: Files, path: str) -> tuple[array[int], array[int]]:
     """The positions in an offset index, and the largest relative offset up to each; an entry for 0 first.
 
     A search ends before the first entry that is too large: later entries of a damaged index may be wrong.
+    For a negative position, the search starts at the first batch.
     """
     offsets, positions = array("i", [-1 << 31]), array("i", [0])
     for relative, position in offset_entries(files, path).rows() if files.exists(path) else ():
         offsets.append(max(offsets[-1], relative))
-        positions.append(position)
+        positions.append(max(position, 0))
     return offsets, positions
 
 

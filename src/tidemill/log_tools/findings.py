@@ -25,7 +25,7 @@ class Finding(NamedTuple):
 
 
 class Check:
-    """The check of one directory: its findings, and counts of what was checked."""
+    """The check of one directory: its findings, and the numbers of checked segments, batches and records."""
 
     def __init__(
         self,
@@ -59,6 +59,10 @@ class Check:
         """Adds a damage."""
         self.damages += 1
         self._keep(Finding(True, path, position, text))
+
+    def unreadable(self, path: str, problem: OSError) -> None:
+        """Adds the damage of an unreadable file: the file that ``problem`` names, or ``path``."""
+        self.damage(str(problem.filename or path), f"cannot be read: {problem.strerror}")
 
     def note(self, path: str, text: str, position: int = -1) -> None:
         """Adds a note."""

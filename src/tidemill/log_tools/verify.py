@@ -10,13 +10,14 @@ Layouts and names: :mod:`tidemill.log.file_names`, :mod:`tidemill.log.checkpoint
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Final, TypeVar
 
-from tidemill.log.checkpoint_files import CheckpointDamaged, read_offsets, read_partition_metadata
+from tidemill.log.checkpoint_files import read_offsets, read_partition_metadata
 from tidemill.log.file_names import (
     CLEAN_SHUTDOWN,
     CLEANED,
@@ -47,12 +48,15 @@ from tidemill.log.file_names import (
 )
 from tidemill.log.leader_epoch_file_cache import LeaderEpochFileCache
 from tidemill.log.meta_properties import MetaProperties, read_meta
-from tidemill.log.producer_state_manager import decode_snapshot
+from tidemill.log.producer_state_manager import ProducerEntry, decode_snapshot
 from tidemill.log_tools.findings import Check
 from tidemill.log_tools.verify_segment import PartitionWalk, check_segment
 from tidemill.model.errors import TidemillError
 from tidemill.model.system_interfaces import Files
-from tidemill.model.types import TopicPartition
+from tidemill.model.types import ZERO_ID, TopicPartition
+
+Content = TypeVar("Content")
+"""The decoded content of a file."""
 
 SMALL_FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 """Checkpoints and snapshots are read whole: a larger file is not one of them."""
@@ -105,15 +109,13 @@ def is_in_use(path: str) -> bool:
 
 
 def log_bytes(files: Files, directories: Iterable[str]) -> int:
-    """The total size of the logs to check, for a progress bar."""
+    """The total size of the logs to check, for a progress bar. The check reports unreadable directories."""
     total = 0
     for directory in directories:
-        for name in files.list(directory):
-            if offset_of(name, LOG) >= 0:
-                try:
+        with contextlib.suppress(OSError):
+            for name in files.list(directory):
+                if offset_of(name, LOG) >= 0:
                     total += int(files.size(f"{directory}/{name}"))
-                except FileNotFoundError:
-                    continue
     return total
 
 
@@ -125,6 +127,8 @@ def check_partition(check: Check, *, log_start: int = -1) -> None:
         if not check.running:
             raise
         check.note(str(problem.filename), "was removed during the check, by retention or a deletion")
+    except OSError as problem:
+        check.unreadable(check.directory, problem)
 
 
 def _check_partition(check: Check, log_start: int) -> None:
@@ -134,14 +138,16 @@ def _check_partition(check: Check, log_start: int) -> None:
     _check_names(check, names, set(bases))
     walk = PartitionWalk(check, names)
     walk.log_start = max(log_start, bases[0] if bases else 0)
-    walk.epochs = _epochs(check, names)
+    if LEADER_EPOCHS in names:
+        rebuilt = "; the next start reads the epochs from the log"
+        walk.epochs = _read_small(check, f"{directory}/{LEADER_EPOCHS}", _read_epochs, rebuilt)
     for base in bases:
         try:
             check_segment(walk, base, is_last=base == bases[-1])
+        except FileNotFoundError:
+            raise
         except OSError as problem:
-            if isinstance(problem, FileNotFoundError):
-                raise
-            check.damage(str(problem.filename or directory), f"cannot be read: {problem.strerror}")
+            check.unreadable(directory, problem)
     if bases:
         check.start_offset, check.end_offset = walk.log_start, walk.next_offset
         if walk.log_start > walk.next_offset:
@@ -179,11 +185,9 @@ def _check_names(check: Check, names: set[str], bases: set[int]) -> None:
         elif suffix == SNAPSHOT and offset_of(name, suffix) >= 0:
             continue
         elif name == PARTITION_METADATA:
-            try:
-                if not any(read_partition_metadata(check.files, path)):
-                    check.note(path, "contains no topic id: it is taken from the cluster's metadata")
-            except CheckpointDamaged as problem:
-                check.damage(path, _without_path(path, problem))
+            topic_id = _read_small(check, path, read_partition_metadata)
+            if topic_id == ZERO_ID:
+                check.note(path, "contains no topic id: it is taken from the cluster's metadata")
         elif name == RECORDS_LOST:
             check.note(path, "a start found records lost; the broker reports that until it is handled")
         elif name != LEADER_EPOCHS and not (
@@ -192,29 +196,35 @@ def _check_names(check: Check, names: set[str], bases: set[int]) -> None:
             check.note(path, "is not a file of a log: it is ignored")
 
 
-def _without_path(path: str, problem: Exception) -> str:
-    """The text of a problem, without the path at its start."""
-    return str(problem).removeprefix(path).lstrip(": ")
+def _read_small(
+    check: Check, path: str, read: Callable[[Files, str], Content], consequence: str = ""
+) -> Content | None:
+    """Reads a small file; None, and a damage, if the file is unreadable or damaged.
 
-
-def _too_large(check: Check, path: str) -> bool:
-    size = int(check.files.size(path))
-    if size > SMALL_FILE_BYTES_MAX:
-        check.damage(path, f"has {size} bytes, far more than such a file can need")
-    return size > SMALL_FILE_BYTES_MAX
-
-
-def _epochs(check: Check, names: set[str]) -> LeaderEpochFileCache | None:
-    path = f"{check.directory}/{LEADER_EPOCHS}"
-    if LEADER_EPOCHS not in names or _too_large(check, path):
-        return None
-    epochs = LeaderEpochFileCache(check.files, path)
+    Raises FileNotFoundError. ``consequence`` follows the text of a damage to the content.
+    """
     try:
-        epochs.load()
-    except CheckpointDamaged as problem:
-        check.damage(path, f"{_without_path(path, problem)}; the next start reads the epochs from the log")
-        return None
+        size = int(check.files.size(path))
+        if size <= SMALL_FILE_BYTES_MAX:
+            return read(check.files, path)
+        check.damage(path, f"has {size} bytes, far more than such a file can need")
+    except FileNotFoundError:
+        raise
+    except OSError as problem:
+        check.unreadable(path, problem)
+    except TidemillError as problem:
+        check.damage(path, str(problem).removeprefix(path).lstrip(": ") + consequence)
+    return None
+
+
+def _read_epochs(files: Files, path: str) -> LeaderEpochFileCache:
+    epochs = LeaderEpochFileCache(files, path)
+    epochs.load()
     return epochs
+
+
+def _read_snapshot(files: Files, path: str) -> list[ProducerEntry]:
+    return decode_snapshot(files.read(path), path)
 
 
 def _check_epochs_range(check: Check, walk: PartitionWalk) -> None:
@@ -230,12 +240,9 @@ def _check_epochs_range(check: Check, walk: PartitionWalk) -> None:
 
 
 def _check_snapshot(check: Check, path: str, offset: int, end_offset: int) -> None:
-    if _too_large(check, path):
-        return
-    try:
-        producers = decode_snapshot(check.files.read(path), path)
-    except TidemillError as problem:
-        check.damage(path, f"{_without_path(path, problem)}; the next start reads the producers from the log")
+    rebuilt = "; the next start reads the producers from the log"
+    producers = _read_small(check, path, _read_snapshot, rebuilt)
+    if producers is None:
         return
     if offset > end_offset >= 0 and not check.running:
         check.damage(path, f"is for offset {offset}, the log end offset is {end_offset}; a start ignores it")
@@ -295,13 +302,11 @@ class DirectoryCheck:
                 else:
                     top.note(path, "is not a partition: it is ignored")
         self.clean_shutdown = self.files.exists(f"{self.path}/{CLEAN_SHUTDOWN}")
-        try:
-            self.meta = read_meta(self.files, f"{self.path}/{META_PROPERTIES}")
-            if self.meta is None and self.partitions:
-                top.note(f"{self.path}/{META_PROPERTIES}", "is missing: the next start writes it")
-        except TidemillError as problem:
-            path = f"{self.path}/{META_PROPERTIES}"
-            top.damage(path, _without_path(path, problem))
+        path = f"{self.path}/{META_PROPERTIES}"
+        if self.files.exists(path):
+            self.meta = _read_small(top, path, read_meta)
+        elif self.partitions:
+            top.note(path, "is missing: the next start writes it")
         if not self.clean_shutdown and not self.running and self.partitions:
             top.note(
                 self.path, "was not stopped cleanly: a start checks the logs from the recovery points on"
@@ -334,13 +339,9 @@ class DirectoryCheck:
 
     def _read_checkpoint(self, name: str) -> dict[TopicPartition, int]:
         path = f"{self.path}/{name}"
-        try:
-            if not self.files.exists(path) or _too_large(self.top, path):
-                return {}
-            return read_offsets(self.files, path)
-        except CheckpointDamaged as problem:
-            self.top.damage(path, f"{_without_path(path, problem)}; a start ignores it")
+        if not self.files.exists(path):
             return {}
+        return _read_small(self.top, path, read_offsets, "; a start ignores it") or {}
 
     def _check_offsets(
         self, name: str, offsets_by_partition: dict[TopicPartition, int], ends: dict[TopicPartition, int]

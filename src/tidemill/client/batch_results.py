@@ -58,14 +58,14 @@ class BatchResults:
         config = network_client.config
         self._network_client = network_client
         self._accumulator = accumulator
-        self._delivery_timeout = config.seconds("delivery.timeout.ms")
+        self._delivery_timeout_s = config.seconds("delivery.timeout.ms")
         self._retries = config.int("retries")
-        self._backoff = config.seconds("retry.backoff.ms")
-        self._backoff_max = config.seconds("retry.backoff.max.ms")
+        self._retry_backoff_s = config.seconds("retry.backoff.ms")
+        self._retry_backoff_max_s = config.seconds("retry.backoff.max.ms")
         self._idempotent = config.bool("enable.idempotence")
         self._callbacks: deque[tuple[OnDelivery, ProducerBatch, int, int]] = deque()
         self.producer_id_error: KafkaError | None = None
-        """Why the producer has no producer id yet. Without one it sends nothing."""
+        """The error of the last request for a producer id. Without an id, the producer sends nothing."""
 
     def succeeded(self, batch: ProducerBatch, base_offset: int, append_time_ms: int) -> None:
         """Completes an acknowledged batch; ``base_offset`` is -1 if the broker did not return the offset."""
@@ -97,7 +97,7 @@ class BatchResults:
             if code in TOO_LARGE and batch.builder.count > 1:
                 self._split(batch)
                 return
-            late = now >= batch.created + self._delivery_timeout
+            late = now >= batch.created + self._delivery_timeout_s
             if retriable and not late and batch.attempts <= self._retries:
                 batch.last_refusal = problem
                 self._reenqueue(batch, now)
@@ -110,7 +110,7 @@ class BatchResults:
 
     def _reenqueue(self, batch: ProducerBatch, now: float) -> None:
         """Makes a batch wait again, in order, with a growing pause. The caller holds the lock."""
-        pause = min(self._backoff * 2 ** min(batch.attempts - 1, 20), self._backoff_max)
+        pause = min(self._retry_backoff_s * 2 ** min(batch.attempts - 1, 20), self._retry_backoff_max_s)
         batch.retry_at = now + pause
         self._insert_in_sequence_order(batch)
 
@@ -138,12 +138,12 @@ class BatchResults:
         if batch.queue.open_batch is batch:
             batch.queue.open_batch = None
 
-    def expire_batches(self, now: float) -> bool:
-        """Fails batches that waited longer than ``delivery.timeout.ms``; returns whether there were any."""
+    def expire_batches(self, now: float) -> None:
+        """Fails batches that waited longer than ``delivery.timeout.ms``."""
         expired: list[ProducerBatch] = []
         with self._accumulator.lock:
             for queue in list(self._accumulator.active):
-                while queue.waiting and now >= queue.waiting[0].created + self._delivery_timeout:
+                while queue.waiting and now >= queue.waiting[0].created + self._delivery_timeout_s:
                     batch = queue.waiting[0]
                     self._remove_waiting(batch)
                     if batch.sequence >= 0:
@@ -151,7 +151,6 @@ class BatchResults:
                     expired.append(batch)
         for batch in expired:
             self.complete(batch, self._expiration_error(batch))
-        return bool(expired)
 
     def _expiration_error(self, batch: ProducerBatch) -> DeliveryTimeout:
         if batch.last_refusal is not None:
@@ -172,7 +171,7 @@ class BatchResults:
         )
 
     def pending_error(self) -> Exception | None:
-        """Returns why waiting messages are not acknowledged yet; None if no reason is known."""
+        """Returns the error that delays waiting messages; None if no error is known."""
         if self.producer_id_error is not None:
             return self.producer_id_error
         with self._accumulator.lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.client.errors import check, error_for, is_there
+from tidemill.client.errors import check, error_for, topic_exists
 from tidemill.model.errors import ErrorCode
 
 
@@ -46,4 +46,4 @@ def test_an_existing_topic_is_usable_unless_it_is_being_deleted(
     number: int, detail: str, there: bool
 ) -> None:
     error = error_for(number, "create topic t", detail=detail)
-    assert is_there(error) is there
+    assert topic_exists(error) is there

@@ -390,9 +390,9 @@ def test_a_dry_run_reads_its_own_writes_and_leaves_the_file_unchanged(
     with tempfile.TemporaryDirectory() as directory:
         real = Path(directory, "file")
         real.write_bytes(b"0123456789")
-        rehearsal, copy = ScratchFiles(), Path(directory, "copy")
+        scratch, copy = ScratchFiles(), Path(directory, "copy")
         copy.write_bytes(b"0123456789")
-        pairs = [(rehearsal, str(real)), (FILES, str(copy))]
+        pairs = [(scratch, str(real)), (FILES, str(copy))]
         for name, *values in changes:
             for files, path in pairs:
                 file = files.open(path)
@@ -404,8 +404,8 @@ def test_a_dry_run_reads_its_own_writes_and_leaves_the_file_unchanged(
                     file.write_at(*values)
                 file.close()
             expected = copy.read_bytes()
-            assert (rehearsal.read(str(real)), rehearsal.size(str(real))) == (expected, len(expected))
-        rehearsal.close()
+            assert (scratch.read(str(real)), scratch.size(str(real))) == (expected, len(expected))
+        scratch.close()
         assert real.read_bytes() == b"0123456789"
 
 

@@ -152,12 +152,12 @@ def _result(count: int, size_bytes: int, seconds: float, **more: Any) -> dict[st
 
 def _ensure_topic(admin: Admin, topic: str, partitions: int) -> None:
     from tidemill.client import ClientError
-    from tidemill.client.errors import is_there
+    from tidemill.client.errors import topic_exists
 
     try:
         admin.create_topic(topic, partitions)
     except ClientError as problem:
-        if not is_there(problem):
+        if not topic_exists(problem):
             raise
 
 

@@ -199,7 +199,7 @@ def _delivery_summary(producer: Producer) -> str:
 def _find_topic(target: Target, topic: str, create: bool) -> None:
     """Ensures that the topic exists. A missing one is created with --create, or after confirmation."""
     from tidemill.client import ClientError
-    from tidemill.client.errors import BrokerUnreachable, RequestTimeout, is_there
+    from tidemill.client.errors import BrokerUnreachable, RequestTimeout, topic_exists
     from tidemill.model.errors import ErrorCode
 
     with target.admin() as admin:
@@ -222,7 +222,7 @@ def _find_topic(target: Target, topic: str, create: bool) -> None:
         try:
             admin.create_topic(topic)
         except ClientError as problem:
-            if not is_there(problem):
+            if not topic_exists(problem):
                 raise
 
 

@@ -92,7 +92,7 @@ def create(
 ) -> int:
     """Create topics."""
     from tidemill.client import ClientError, NewTopic
-    from tidemill.client.errors import is_there
+    from tidemill.client.errors import topic_exists
 
     configs = pairs("--set", settings)
     wanted = [NewTopic(name, partitions or -1, replication_factor or -1, configs) for name in names]
@@ -102,7 +102,7 @@ def create(
     rows: list[dict[str, Any]] = []
     for name, outcome in outcomes.items():
         if isinstance(outcome, ClientError):
-            if if_not_exists and is_there(outcome):
+            if if_not_exists and topic_exists(outcome):
                 rows.append({"name": name, "created": False})
                 continue
             failures += 1

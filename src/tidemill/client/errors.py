@@ -194,7 +194,7 @@ def _is_being_deleted(detail: str | None) -> bool:
     return detail is not None and ("is still being deleted" in detail or "is marked for deletion" in detail)
 
 
-def is_there(problem: KafkaError) -> bool:
+def topic_exists(problem: KafkaError) -> bool:
     """Whether a creation failed because a usable topic of that name exists."""
     return problem.code == ErrorCode.TOPIC_ALREADY_EXISTS and not _is_being_deleted(str(problem))
 

@@ -44,7 +44,7 @@ KINDS = {
     "roundrobin": queues.ROUND_ROBIN,
     "sticky": queues.STICKY,
 }
-FOREVER_SECONDS = 10.0**9
+FOREVER_S = 10.0**9
 
 Headers = Iterable[tuple[str, bytes | None]] | Mapping[str, bytes | None]
 
@@ -108,7 +108,7 @@ class Producer:
         partitioner = self.config["partitioner"]
         custom = partitioner if callable(partitioner) else None
         block = self.config.int("max.block.ms")
-        self._block = FOREVER_SECONDS if block < 0 else block / 1000
+        self._max_block_s = FOREVER_S if block < 0 else block / 1000
         request_bytes = self.config.int("max.request.size")
         self._accumulator = RecordAccumulator(
             min(self.config.int("batch.size"), max(1, request_bytes - REQUEST_OVERHEAD_BYTES)),
@@ -172,7 +172,7 @@ class Producer:
                 value,
                 _header_list(headers) if headers else None,
                 on_delivery,
-                self._block,
+                self._max_block_s,
             )
         except TypeError:
             _check_types(topic, key, value)
@@ -219,7 +219,14 @@ class Producer:
         if partitions is not None and len(values) and max(partitions) >= len(found.queues):
             self._grow()
         return self._accumulator.append_many(
-            found, partitions, timestamps_ms, int(time.time() * 1000), keys, values, headers, self._block
+            found,
+            partitions,
+            timestamps_ms,
+            int(time.time() * 1000),
+            keys,
+            values,
+            headers,
+            self._max_block_s,
         )
 
     def send_arrow(self, topic: str, table: Any) -> BulkDelivery:
@@ -250,17 +257,17 @@ class Producer:
             if found is not None:
                 return found
             create = self._network_client.config.bool("allow.auto.create.topics")
-            known = self._network_client.topic(topic, time.monotonic() + self._block, create=create)
-            made = TopicQueues(topic, len(known.partitions))
+            known = self._network_client.topic(topic, time.monotonic() + self._max_block_s, create=create)
+            topic_queues = TopicQueues(topic, len(known.partitions))
             with self._accumulator.lock:
-                self._topics[topic] = made
+                self._topics[topic] = topic_queues
             self._sender.apply_metadata()
-            return made
+            return topic_queues
 
     def _grow(self) -> None:
         """Refreshes the metadata: the topics may have more partitions by now."""
         self._accumulator.check_open()
-        self._network_client.refresh(time.monotonic() + self._block)
+        self._network_client.refresh(time.monotonic() + self._max_block_s)
         self._sender.apply_metadata()
 
     # -- results and closing ------------------------------------------------------------------------------

@@ -274,7 +274,7 @@ class RecordAccumulator:
         value: bytes | None,
         headers: list[tuple[str, bytes | None]] | None,
         on_delivery: OnDelivery | None,
-        block_seconds: float,
+        max_block_s: float,
     ) -> Delivery:
         """Appends a message; ``partition`` -1 calls the partitioner. Blocks while the buffer is full.
 
@@ -296,7 +296,7 @@ class RecordAccumulator:
         try:
             self.check_open()
             if self.used_bytes + size > self.buffer_bytes:
-                self._await_space(size, block_seconds)
+                self._await_space(size, max_block_s)
             if partition < 0:
                 partition = self._choose_partition(topic, key)
             batch = self._batch_for(topic, partition, size)
@@ -330,7 +330,7 @@ class RecordAccumulator:
         keys: Sequence[bytes | None] | None,
         values: Sequence[bytes | None],
         headers: Sequence[list[tuple[str, bytes | None]] | None] | None,
-        block_seconds: float,
+        max_block_s: float,
     ) -> list[Delivery]:
         """Appends many messages of one topic; returns one delivery per batch: that of its last message.
 
@@ -352,7 +352,7 @@ class RecordAccumulator:
                 values[i],
                 None if headers is None else headers[i],
                 None,
-                block_seconds,
+                max_block_s,
             )
             before = last.get(delivery.batch)
             if before is not None:
@@ -431,8 +431,8 @@ class RecordAccumulator:
             batch.queue.open_batch = None
         self.wake()
 
-    def _await_space(self, size: i64, block_seconds: float) -> None:
-        deadline = time.monotonic() + block_seconds
+    def _await_space(self, size: i64, max_block_s: float) -> None:
+        deadline = time.monotonic() + max_block_s
         self.waiters += 1
         try:
             while self.used_bytes + size > self.buffer_bytes:

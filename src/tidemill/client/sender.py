@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 TOPIC_ID_FROM = 13
 REQUEST_OVERHEAD_BYTES = 1024
 
-IDLE_SECONDS = 1.0
+IDLE_S = 1.0
 
 
 class Sender:
@@ -111,14 +111,14 @@ class Sender:
     def _run_once(self) -> None:
         now = time.monotonic()
         self._start_updates(now)
-        wait = self._send_ready(now)
+        wait_s = self._send_ready(now)
         self.results.run_callbacks()
-        self._poll_responses(wait)
+        self._poll_responses(wait_s)
         self.results.run_callbacks()
 
-    def _poll_responses(self, wait: float) -> None:
-        """Waits up to ``wait`` seconds for responses or a wake-up; handles the responses."""
-        for descriptor, _ in self._poll.poll(int(wait * 1000 + 0.999)):
+    def _poll_responses(self, wait_s: float) -> None:
+        """Waits up to ``wait_s`` seconds for responses or a wake-up; handles the responses."""
+        for descriptor, _ in self._poll.poll(int(wait_s * 1000 + 0.999)):
             if descriptor == self._pipe.fileno():
                 self._pipe.drain()
                 continue
@@ -196,18 +196,18 @@ class Sender:
     # -- sending ------------------------------------------------------------------------------------------
 
     def _send_ready(self, now: float) -> float:
-        """Sends the ready batches; returns the seconds until the next batch may be ready, or IDLE_SECONDS."""
-        wait = IDLE_SECONDS
+        """Sends the ready batches; returns the seconds until the next batch may be ready, or IDLE_S."""
+        wait_s = IDLE_S
         if self._idempotent and self._producer_id < 0:
-            return wait
+            return wait_s
         by_node: dict[int, list[PartitionQueue]] = {}
         accumulator = self._accumulator
         with accumulator.lock:
             flushing = accumulator.waiters > 0 or self.stopping
             for queue in list(accumulator.active):
-                due = self._ready_after_s(queue, now, flushing)
-                if due > 0:
-                    wait = min(wait, due)
+                due_s = self._ready_after_s(queue, now, flushing)
+                if due_s > 0:
+                    wait_s = min(wait_s, due_s)
                     continue
                 leader = self._network_client.leader(queue.topic, queue.partition)
                 if queue.in_flight and leader != queue.in_flight_node_id:
@@ -218,36 +218,36 @@ class Sender:
         for node_id, queues in by_node.items():
             if node_id < 0:
                 self._network_client.request_refresh()
-                wait = min(wait, self._retry_backoff_s)
+                wait_s = min(wait_s, self._retry_backoff_s)
                 continue
             connection = self._network_client.ready_connection(node_id, DATA)
             if connection is None:
                 pause = self._network_client.connection_delay(node_id)
                 self._network_client.open_in_background(node_id, DATA, self.wake)
-                wait = min(wait, pause or IDLE_SECONDS)
+                wait_s = min(wait_s, pause or IDLE_S)
                 continue
             if self._send_to(connection, queues):
-                wait = 0.0
-        return wait
+                wait_s = 0.0
+        return wait_s
 
     def _ready_after_s(self, queue: PartitionQueue, now: float, flushing: bool) -> float:
-        """Seconds until the first batch may be sent; 0: now, IDLE_SECONDS: once a response arrives."""
+        """Seconds until the first batch may be sent; 0: now, IDLE_S: once a response arrives."""
         waiting = queue.waiting
         if not waiting:
             self._accumulator.active.pop(queue, None)
-            return IDLE_SECONDS
+            return IDLE_S
         head = waiting[0]
         if queue.epoch_bump_required and not queue.in_flight and not head.in_doubt:
             # A batch that may be in the log keeps its sequence: in another epoch it would be a duplicate.
             self._bump_epoch(queue)
             if queue.producer_id < 0:
-                return IDLE_SECONDS
+                return IDLE_S
         if queue.in_flight and (
             queue.epoch_bump_required
             or head.attempts > 0
             or any(batch.attempts > 1 for batch in queue.in_flight)
         ):
-            return IDLE_SECONDS
+            return IDLE_S
         if head.attempts > 0:
             return max(0.0, head.retry_at - now)
         if flushing or head.full or head.urgent or len(waiting) > 1:
@@ -256,8 +256,8 @@ class Sender:
 
     def _send_to(self, connection: Connection, queues: list[PartitionQueue]) -> bool:
         """Sends one request with a batch of each queue, up to its size limit. True if more may be ready."""
-        under_way = self._in_flight.setdefault(connection, deque())
-        if len(under_way) >= self._in_flight_max:
+        in_flight = self._in_flight.setdefault(connection, deque())
+        if len(in_flight) >= self._in_flight_max:
             return False
         batches: list[ProducerBatch] = []
         more = False
@@ -276,7 +276,7 @@ class Sender:
                 more = more or len(queue.waiting) > 0
         if batches:
             self._send_produce_request(connection, batches)
-        return more and len(under_way) < self._in_flight_max
+        return more and len(in_flight) < self._in_flight_max
 
     def _move_to_in_flight(self, queue: PartitionQueue, batch: ProducerBatch, node_id: int) -> None:
         """Moves a batch from waiting to in flight. The caller holds the lock."""

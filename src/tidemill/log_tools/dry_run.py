@@ -101,11 +101,11 @@ class _NoLock:
 
 
 class ScratchFiles(Files):
-    """The file port of a dry run; :meth:`changes` returns what a real run would change."""
+    """The file port of a dry run; :meth:`changes` returns the changes that a real run would make."""
 
     def __init__(self) -> None:
         self._system = SystemFiles()
-        self._directory = tempfile.mkdtemp(prefix="tidemill-rehearsal-")
+        self._directory = tempfile.mkdtemp(prefix="tidemill-dry-run-")
         self._count = 0
         self._entries: dict[str, _Entry | None] = {}
         """Paths that differ from the disk; None: removed."""
@@ -214,11 +214,11 @@ class ScratchFiles(Files):
         """Returns the removed paths, the truncated files (with their new size), and the written files."""
         removed, cut, written = [], [], []
         for path, entry in sorted(self._entries.items()):
-            there = os.path.isfile(path)
+            exists = os.path.isfile(path)
             if entry is None:
-                if there:
+                if exists:
                     removed.append(path)
-            elif entry.changed and there and path.endswith(LOG) and not os.path.getsize(entry.real):
+            elif entry.changed and exists and path.endswith(LOG) and not os.path.getsize(entry.real):
                 cut += [(path, 0)] if os.path.getsize(path) else []
             elif entry.changed:
                 written.append(path)

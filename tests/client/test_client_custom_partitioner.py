@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tidemill.client.record_accumulator import CUSTOM, Delivery, RecordAccumulator, TopicQueues
+from tidemill.client.partitioners import CUSTOM
+from tidemill.client.record_accumulator import Delivery, RecordAccumulator, TopicQueues
 
 Partitioner = Callable[[str, bytes | None, int], int]
 

@@ -2,7 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.client.partitioners import crc32_partition, kind_of, murmur2, murmur2_partition
+from tidemill.client.partitioners import (
+    CONSISTENT,
+    KINDS,
+    MURMUR2,
+    ROUND_ROBIN,
+    STICKY,
+    crc32_partition,
+    kind_of,
+    murmur2,
+    murmur2_partition,
+)
 from tidemill.model.errors import ConfigError
 
 JAVA = [
@@ -56,7 +66,8 @@ def test_consistent_is_crc32() -> None:
 
 
 def test_partitioners_have_their_names() -> None:
-    assert kind_of("default") == "murmur2"
-    assert kind_of("consistent_random") == "consistent"
+    assert [kind_of(name) for name in KINDS] == [MURMUR2, CONSISTENT, ROUND_ROBIN, STICKY]
+    assert kind_of("default") == MURMUR2
+    assert kind_of("consistent_random") == CONSISTENT
     with pytest.raises(ConfigError, match=r"murmur2, consistent, roundrobin, sticky"):
         kind_of("modulo")

@@ -9,6 +9,7 @@ thread that sends; several threads may call it at the same time.
 
 from __future__ import annotations
 
+from typing import Final
 from zlib import crc32
 
 from mypy_extensions import i64
@@ -53,10 +54,22 @@ def crc32_partition(key: bytes, partitions: int) -> int:
     return crc32(key) % partitions
 
 
-KINDS = ("murmur2", "consistent", "roundrobin", "sticky")
-"""Values of ``partitioner``: murmur2 and consistent hash the key, and are sticky without a key."""
+MURMUR2: Final = 0
+CONSISTENT: Final = 1
+ROUND_ROBIN: Final = 2
+STICKY: Final = 3
+CUSTOM: Final = 4
+"""The kind of a partitioner of the user."""
 
-ALIASES = {
+KINDS: Final = {
+    "murmur2": MURMUR2,
+    "consistent": CONSISTENT,
+    "roundrobin": ROUND_ROBIN,
+    "sticky": STICKY,
+}
+"""The kinds by the values of ``partitioner``: murmur2 and consistent are sticky without a key."""
+
+ALIASES: Final = {
     "default": "murmur2",
     "murmur2_random": "murmur2",
     "consistent_random": "consistent",
@@ -68,10 +81,10 @@ ALIASES = {
 }
 
 
-def kind_of(name: str) -> str:
+def kind_of(name: str) -> int:
     """Returns the kind of a configured name; raises ConfigError for an unknown name."""
-    kind = ALIASES.get(name, name)
-    if kind not in KINDS:
+    kind = KINDS.get(ALIASES.get(name, name))
+    if kind is None:
         allowed = ", ".join(KINDS)
         raise ConfigError(f"partitioner={name!r} is not known; use one of {allowed}, or a callable")
     return kind

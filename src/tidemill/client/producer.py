@@ -18,13 +18,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from tidemill.client import record_accumulator as queues
 from tidemill.client import wait_reasons
 from tidemill.client.config import config_of
 from tidemill.client.config_keys import PRODUCER
 from tidemill.client.errors import ClientClosed, RequestTimeout
 from tidemill.client.network_client import NetworkClient
-from tidemill.client.partitioners import kind_of
+from tidemill.client.partitioners import CUSTOM, kind_of
 from tidemill.client.record_accumulator import (
     Delivery,
     OnDelivery,
@@ -32,18 +31,13 @@ from tidemill.client.record_accumulator import (
     RecordAccumulator,
     RecordMetadata,
     TopicQueues,
+    closed_error,
 )
 from tidemill.client.sender import REQUEST_OVERHEAD_BYTES, Sender
 from tidemill.client.wait_reasons import Wait
 from tidemill.model.errors import ErrorCode
 from tidemill.records.compression import codec_of
 
-KINDS = {
-    "murmur2": queues.MURMUR2,
-    "consistent": queues.CONSISTENT,
-    "roundrobin": queues.ROUND_ROBIN,
-    "sticky": queues.STICKY,
-}
 FOREVER_S = 10.0**9
 
 Headers = Iterable[tuple[str, bytes | None]] | Mapping[str, bytes | None]
@@ -116,7 +110,7 @@ class Producer:
             request_bytes,
             codec_of(self.config.str("compression.type")),
             self.config["compression.level"],
-            queues.CUSTOM if custom else KINDS[kind_of(str(partitioner))],
+            CUSTOM if custom else kind_of(str(partitioner)),
             custom,
             self._wake,
         )
@@ -311,7 +305,7 @@ class Producer:
         if self._closed:
             return
         self._closed = True
-        self._accumulator.close(queues.closed_error())
+        self._accumulator.close(closed_error())
         sender = self._sender
         sender.stopping = True
         sender.wake()

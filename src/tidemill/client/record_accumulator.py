@@ -24,7 +24,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from tidemill.client.errors import BufferFull, ClientClosed, ClientError, RequestTimeout
-from tidemill.client.partitioners import crc32_partition, murmur2
+from tidemill.client.partitioners import CONSISTENT, MURMUR2, ROUND_ROBIN, crc32_partition, murmur2
 from tidemill.model.errors import ErrorCode
 from tidemill.records.builder import BatchBuilder
 
@@ -36,12 +36,6 @@ NUMBER_STEP: Final = 1 << 32
 
 SEQUENCE_MASK: Final = 0x7FFFFFFF
 EPOCH_MAX: Final = 32767
-
-MURMUR2: Final = 0
-CONSISTENT: Final = 1
-ROUND_ROBIN: Final = 2
-STICKY: Final = 3
-CUSTOM: Final = 4
 
 
 class ProducerBatch:

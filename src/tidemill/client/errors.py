@@ -163,7 +163,7 @@ def as_client_error(problem: TidemillError) -> ClientError:
 
 def error_for(
     number: int,
-    what: str,
+    operation: str,
     *,
     detail: str | None = None,
     broker: str | None = None,
@@ -171,12 +171,12 @@ def error_for(
     partition: int | None = None,
     step: str | None = None,
 ) -> ClientError:
-    """Builds the exception for an error code in a response; ``what`` is the operation ("create topic x").
+    """Builds the exception for an error code in a response to ``operation`` ("create topic x").
 
     ``step`` replaces the next step that the table has for the code.
     """
     code = ErrorCode.of(number)
-    parts = [f"cannot {what}: {ErrorCode.name_of(number)}"]
+    parts = [f"cannot {operation}: {ErrorCode.name_of(number)}"]
     if detail:
         parts.append(f" ({detail.rstrip('.')})")
     if broker:
@@ -199,7 +199,15 @@ def topic_exists(problem: KafkaError) -> bool:
     return problem.code == ErrorCode.TOPIC_ALREADY_EXISTS and not _is_being_deleted(str(problem))
 
 
-def check(number: int, operation: str, **about: object) -> None:
+def check(
+    number: int,
+    operation: str,
+    *,
+    detail: str | None = None,
+    broker: str | None = None,
+    topic: str | None = None,
+    partition: int | None = None,
+) -> None:
     """Raises the error of :func:`error_for`, unless the code is 0."""
     if number:
-        raise error_for(number, operation, **about)  # type: ignore[arg-type]
+        raise error_for(number, operation, detail=detail, broker=broker, topic=topic, partition=partition)

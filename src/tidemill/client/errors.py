@@ -161,6 +161,11 @@ def as_client_error(problem: TidemillError) -> ClientError:
     return problem if isinstance(problem, ClientError) else AuthenticationFailed(str(problem))
 
 
+def text_of(code: ErrorCode) -> str:
+    """Returns the name of a code, and the next step that the table has for it."""
+    return f"{code.name}; {NEXT_STEP[code]}" if code in NEXT_STEP else code.name
+
+
 def error_for(
     number: int,
     operation: str,

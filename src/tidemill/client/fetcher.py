@@ -18,7 +18,7 @@ from tidemill.client import fetch_requests
 from tidemill.client.completed_fetch import CompletedFetch
 from tidemill.client.connection import Connection, InFlightRequest
 from tidemill.client.connection_attempts import no_response_text
-from tidemill.client.errors import NEXT_STEP, ClientError, error_for
+from tidemill.client.errors import ClientError, error_for, text_of
 from tidemill.client.network_client import DATA, SLOW_S, NetworkClient, PollEnded
 from tidemill.client.subscription_state import PartitionPosition, SubscriptionState
 from tidemill.client.wait_reasons import Kind, Wait
@@ -50,8 +50,7 @@ def _run(function: Callable[[], ResultT], call: Future[ResultT]) -> None:
 
 
 def _note_error(position: PartitionPosition, code: ErrorCode) -> None:
-    step = NEXT_STEP.get(code)
-    position.record_error(code.name, f"{code.name}; {step}" if step else code.name)
+    position.record_error(code.name, text_of(code))
 
 
 class Fetcher:

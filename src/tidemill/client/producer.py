@@ -188,8 +188,9 @@ class Producer:
         """
         if partitions is not None and (lowest := min(partitions, default=0)) < 0:
             raise ValueError(f"partition {lowest} of {topic!r}: partitions count from 0")
-        deliveries = self._append_columns(topic, values, keys, timestamps_ms, headers, partitions)
-        return BulkDelivery(len(values), deliveries)
+        return BulkDelivery(
+            len(values), self._append_columns(topic, values, keys, timestamps_ms, headers, partitions)
+        )
 
     def _append_columns(
         self,
@@ -267,11 +268,11 @@ class Producer:
     # -- results and closing ------------------------------------------------------------------------------
 
     def pending_error(self) -> Exception | None:
-        """Returns why messages are not acknowledged yet; None if none waits or no reason is known."""
+        """Returns the error that delays messages; None if no message waits or no error is known."""
         return self._sender.results.pending_error()
 
     def waits(self) -> list[Wait]:
-        """Returns the partitions whose messages have waited for a while, since when, and why.
+        """Returns the partitions whose messages have waited for a while, with the time and the reason.
 
         From any thread; see :mod:`tidemill.client.wait_reasons`.
         """

@@ -19,13 +19,13 @@ from tidemill.client.batch_results import BatchResults
 from tidemill.client.connection import Connection, InFlightRequest
 from tidemill.client.connection_attempts import no_response_text
 from tidemill.client.errors import (
-    NEXT_STEP,
     BrokerUnreachable,
     ClientClosed,
     ClientError,
     as_client_error,
     check,
     error_for,
+    text_of,
 )
 from tidemill.client.network_client import DATA, SLOW_S, NetworkClient
 from tidemill.client.record_accumulator import (
@@ -148,9 +148,8 @@ class Sender:
 
     def _start_updates(self, now: float) -> None:
         """Fails expired batches; starts a helper thread for missing metadata or a missing producer id."""
-        accumulator = self._accumulator
         self.results.expire_batches(now)
-        missing_id = self._idempotent and self._producer_id < 0 and bool(accumulator.active)
+        missing_id = self._idempotent and self._producer_id < 0 and bool(self._accumulator.active)
         if self._network_client.needs_refresh() or missing_id:
             self._update.start(partial(self._update_cluster, missing_id), self._update_failed, self.wake)
 
@@ -357,7 +356,7 @@ class Sender:
     # -- reported waits -----------------------------------------------------------------------------------
 
     def waits(self) -> list[Wait]:
-        """Returns the partitions whose messages have waited for a while, and why. From any thread."""
+        """Returns the partitions whose messages have waited for a while, and the reasons. From any thread."""
         since: dict[PartitionQueue, float] = {}
         counts: dict[PartitionQueue, int] = {}
         with self._accumulator.lock:
@@ -385,7 +384,7 @@ class Sender:
         return found
 
     def _wait_reason(self, queue: PartitionQueue, now: float) -> str:
-        """Returns why the messages of a partition are not acknowledged."""
+        """Returns the reason for which the messages of a partition are not acknowledged."""
         network_client = self._network_client
         waiting = [wait.reason for wait in network_client.waits()]
         if self._idempotent and self._producer_id < 0:
@@ -401,8 +400,8 @@ class Sender:
                 else network_client.leader(queue.topic, queue.partition)
             )
         if node_id < 0:
-            code = ErrorCode.of(network_client.topic_errors.get(queue.topic, ErrorCode.LEADER_NOT_AVAILABLE))
-            return f"{code.name}; {NEXT_STEP[code]}" if code in NEXT_STEP else code.name
+            code = network_client.topic_errors.get(queue.topic, ErrorCode.LEADER_NOT_AVAILABLE)
+            return text_of(ErrorCode.of(code))
         blocked = network_client.unresponsive_reason(node_id)
         if blocked is not None:
             return blocked[1]
@@ -445,9 +444,9 @@ class Sender:
                 detail = result.error_message
                 if result.record_errors:
                     first = result.record_errors[0]
-                    why = f"record {first.batch_index}: {first.batch_index_error_message}"
-                    if why not in (detail or ""):
-                        detail = f"{detail or ''} {why}".strip()
+                    reason = f"record {first.batch_index}: {first.batch_index_error_message}"
+                    if reason not in (detail or ""):
+                        detail = f"{detail or ''} {reason}".strip()
                 refused = error_for(
                     result.error_code,
                     f"produce to {batch.queue.topic}-{batch.queue.partition}",

@@ -31,9 +31,8 @@ class EntryFile:
         self.entry_bytes = entry_bytes
         self.file = files.open(path, read_only=True)
         self.size = int(self.file.size())
-        self.fault = ""
-        if self.size % entry_bytes:
-            self.fault = f"its size {self.size} is not a multiple of {entry_bytes}"
+        is_whole = self.size % entry_bytes == 0
+        self.fault = "" if is_whole else f"its size {self.size} is not a multiple of {entry_bytes}"
         self.count = self._used(self.size // entry_bytes)
 
     def _used(self, high: int) -> int:

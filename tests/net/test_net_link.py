@@ -111,6 +111,50 @@ async def test_a_refused_connection_is_distinguished_from_a_timeout() -> None:
         await Link.open(7, "no.such.host.invalid", 1, "test", PATIENCE_S)
 
 
+REFUSING, UNREACHABLE, SILENT = "127.0.0.1", "no such family", "127.0.0.2"
+"""Addresses of a name: no process listens; the system has no route or not the family; no reply arrives."""
+
+
+@pytest.mark.parametrize(
+    ("addresses", "expected"),
+    [
+        ([REFUSING, UNREACHABLE], LinkRefused),
+        ([UNREACHABLE, REFUSING], LinkRefused),
+        ([REFUSING, SILENT], LinkRefused),
+        ([SILENT, REFUSING], LinkRefused),
+        ([SILENT, UNREACHABLE], LinkTimeout),
+        ([UNREACHABLE], LinkError),
+    ],
+)
+async def test_the_error_of_several_addresses_does_not_depend_on_their_order(
+    addresses: list[str], expected: type[LinkError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An address that refuses shows that the process has ended, although the others are unreachable."""
+    loop = asyncio.get_running_loop()
+    connect = loop.sock_connect
+
+    async def resolve(host: str, port: int, **_: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        families = {UNREACHABLE: 4711}
+        return [(families.get(a, socket.AF_INET), socket.SOCK_STREAM, 0, "", (a, port)) for a in addresses]
+
+    async def connect_or_wait(sock: socket.socket, address: tuple[str, int]) -> None:
+        await (asyncio.sleep(PATIENCE_S) if address[0] == SILENT else connect(sock, address))
+
+    monkeypatch.setattr(loop, "getaddrinfo", resolve)
+    monkeypatch.setattr(loop, "sock_connect", connect_or_wait)
+    monkeypatch.setattr("tidemill.net.link.CONNECT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with pytest.raises(LinkError) as raised:
+        await Link.open(7, "a.name", port, "test", 0.5)
+    assert type(raised.value) is expected
+
+
+async def test_an_ipv6_address_is_named_in_brackets() -> None:
+    with pytest.raises(LinkError, match=r"broker 7 at \[::1\]:1 "):
+        await Link.open(7, "::1", 1, "test", PATIENCE_S)
+
+
 async def test_a_peer_that_closes_fails_all_pending_requests() -> None:
     async def close(frame: bytes, writer: asyncio.StreamWriter) -> None:
         writer.close()

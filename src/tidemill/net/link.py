@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from tidemill import __version__
+from tidemill.model.configs.listeners import join_address
 from tidemill.model.errors import ErrorCode, ProtocolError, TidemillError
 from tidemill.model.event_loop_slices import run_in_slices
 from tidemill.net.framing import NEED_DATA, FrameReader
@@ -140,7 +141,7 @@ class Link:
     @classmethod
     async def open(cls, broker_id: int, host: str, port: int, client_id: str, timeout_s: float) -> Link:
         """Connects, and requests the supported API versions. Raises LinkError."""
-        name = f"broker {broker_id} at {host}:{port}"
+        name = f"broker {broker_id} at {join_address(host, port)}"
         try:
             async with asyncio.timeout(timeout_s):
                 sock = await _connect_with_retries(host, port)
@@ -399,29 +400,37 @@ async def _connect_with_retries(host: str, port: int) -> socket.socket:
 
 
 async def _connect(host: str, port: int) -> socket.socket:
+    """Connects to the first address that accepts a connection.
+
+    If none does, raises ConnectionRefusedError if an address refuses: the host responds, and the others may
+    be unreachable from here, as IPv6 often is. Raises TimeoutError before other errors.
+    """
     loop = asyncio.get_running_loop()
-    problem: OSError = ConnectionRefusedError()
+    problems: list[OSError] = []
     for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        sock = socket.socket(family, kind, protocol)
-        sock.setblocking(False)
         try:
-            async with asyncio.timeout(CONNECT_S):
-                await loop.sock_connect(sock, address)
-        except OSError as error:
-            sock.close()
-            problem = error
-        except BaseException:
-            sock.close()
-            raise
+            with contextlib.ExitStack() as opened:
+                sock = opened.enter_context(socket.socket(family, kind, protocol))
+                sock.setblocking(False)
+                async with asyncio.timeout(CONNECT_S):
+                    await loop.sock_connect(sock, address)
+                if _is_connected_to_itself(sock):
+                    raise ConnectionRefusedError
+                opened.pop_all()
+        except OSError as problem:
+            problems.append(problem)
         else:
-            if _is_connected_to_itself(sock):
-                sock.close()
-                continue
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 _enable_keepalive(sock)
             return sock
-    raise problem
+    raise min(
+        problems,
+        key=lambda error: (
+            not isinstance(error, ConnectionRefusedError),
+            not isinstance(error, TimeoutError),
+        ),
+    )
 
 
 def _enable_keepalive(sock: socket.socket) -> None:

@@ -9,13 +9,14 @@ import socket
 import threading
 import time
 import tracemalloc
+from collections import deque
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tidemill.client.config import ClientConfig
 from tidemill.client.config_keys import COMMON
-from tidemill.client.connection import Connection
+from tidemill.client.connection import Connection, InFlightRequest
 from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError, RequestTimeout
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import API, ApiKey
@@ -458,6 +459,71 @@ def test_an_interrupt_leaves_no_connection_in_the_middle_of_a_response(
     with pytest.raises(BrokerUnreachable, match=r"interrupted.*reopened when needed"):
         request.response(MetadataResponse)
     assert connection.closed
+
+
+def test_an_interrupt_leaves_no_connection_in_the_middle_of_a_request(
+    serve: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = threading.Event()
+    connection = serve(after_versions(lambda peer, frame: blocked.wait(10)))
+    connection.open()
+    earlier = connection.send(ApiKey.METADATA, MetadataRequest(topics=None))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tidemill.client.connection._wait_until_writable", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        connection.send(ApiKey.PRODUCE, bytes(20_000_000))
+    blocked.set()
+    assert connection.closed
+    with pytest.raises(BrokerUnreachable, match=r"writing to broker .* interrupted.*reopened when needed"):
+        earlier.response(MetadataResponse)
+
+
+class ClosedMeanwhile(deque[InFlightRequest]):
+    """The requests in flight of a connection that another thread closes after the n-th look at them."""
+
+    def __init__(self, connection: Connection, looks: int) -> None:
+        super().__init__()
+        self._connection = connection
+        self._looks = looks
+
+    def _looked(self) -> None:
+        self._looks -= 1
+        if self._looks == 0:
+            self._connection._fail(BrokerUnreachable("another thread could not send"))
+
+    def __bool__(self) -> bool:
+        found = len(self) > 0
+        self._looked()
+        return found
+
+    def __getitem__(self, index: object) -> InFlightRequest:
+        found = super().__getitem__(index)
+        self._looked()
+        return found
+
+
+@pytest.mark.parametrize("looks", range(1, 6))
+@pytest.mark.parametrize("wait", ["wait", "expire"])
+def test_a_connection_that_another_thread_closes_ends_its_requests(
+    serve: Callable[..., Connection], looks: int, wait: str
+) -> None:
+    connection = serve(after_versions(lambda peer, frame: peer.send(metadata(frame))))
+    connection.open()
+    connection._pending = ClosedMeanwhile(connection, looks)
+    request = connection.send(ApiKey.METADATA, MetadataRequest(topics=None))
+    if wait == "wait":
+        connection.wait(request, 5)
+    else:
+        time.sleep(0.2)
+        connection.expire(request.expires_s)
+    connection._fail(BrokerUnreachable("another thread could not send"))
+    assert request.done
+    assert connection.in_flight == 0
+    with contextlib.suppress(BrokerUnreachable):
+        assert request.response(MetadataResponse).cluster_id == "c"
 
 
 def test_a_refused_connection_is_reported() -> None:

@@ -382,14 +382,17 @@ class Connection:
         frame = encode_request(
             request.api_key, request.version, request.correlation_id, self._client_id, message
         )
-        if has_response:
-            self._pending.append(request)
-        else:
-            request.done = True
         try:
+            if has_response:
+                self._pending.append(request)
+            else:
+                request.done = True
             self._write(frame, request.expires_s)
         except OSError as problem:
             self._fail(self._connection_error(problem))
+        except BaseException:  # KeyboardInterrupt: a part of the request may have been sent.
+            self._fail(self._interrupted("writing to"))
+            raise
 
     # -- logging in ---------------------------------------------------------------------------------------
 
@@ -557,7 +560,7 @@ class Connection:
 
         Receives first: the bytes of a response may have waited for a thread that did not poll.
         """
-        oldest = self._pending[0] if self._pending else None
+        oldest = self._oldest()
         if oldest is None or now < oldest.expires_s:
             return False
         missing_bytes = self._frame_reader.missing_bytes
@@ -569,19 +572,23 @@ class Connection:
 
     def oldest_unanswered(self) -> InFlightRequest | None:
         """The oldest request without a response; None if unread bytes have arrived. From any thread."""
-        try:
-            oldest = self._pending[0]
-        except IndexError:
-            return None
+        oldest = self._oldest()
         found = self._socket
         try:
-            if found is None or self._has_unread(found):
+            if oldest is None or found is None or self._has_unread(found):
                 return None
             arrived = select.poll()  # The poll object of the reading thread may not be used by another.
             arrived.register(found, select.POLLIN)
             return None if arrived.poll(0) else oldest
         except (OSError, ValueError):
             return None  # It is being closed.
+
+    def _oldest(self) -> InFlightRequest | None:
+        """The oldest request in flight, if any: another thread may close the connection at any moment."""
+        try:
+            return self._pending[0]
+        except IndexError:
+            return None
 
     def _has_unread(self, opened: socket.socket) -> bool:
         """Whether TLS has or may have unread bytes: True also while another thread uses the session."""
@@ -620,9 +627,9 @@ class Connection:
         Returns False if the response is incomplete. No other thread reads meanwhile.
         """
         try:
-            if not self._pending:
+            request = self._oldest()
+            if request is None:
                 raise ProtocolError("a response without a request")
-            request = self._pending[0]
             frame = self._next_frame()
             if frame is None:
                 return False
@@ -634,20 +641,14 @@ class Connection:
             request.frame = frame
             request.done = True
             # Another thread may have closed the connection meanwhile, which ended the request.
-            if self._pending and self._pending[0] is request:
-                self._pending.popleft()
+            with contextlib.suppress(ValueError):
+                self._pending.remove(request)
         except ProtocolError as problem:
             self.reject_response(problem)
         except OSError as problem:
             self._fail(self._connection_error(problem))
         except BaseException:  # KeyboardInterrupt: received bytes may be lost.
-            self._fail(
-                BrokerUnreachable(
-                    f"reading from broker {self.address} was interrupted; the connection is reopened when "
-                    "needed",
-                    broker=self.address,
-                )
-            )
+            self._fail(self._interrupted("reading from"))
             raise
         return True
 
@@ -691,6 +692,12 @@ class Connection:
         broken.reason = problem
         return broken
 
+    def _interrupted(self, action: str) -> BrokerUnreachable:
+        return BrokerUnreachable(
+            f"{action} broker {self.address} was interrupted; the connection is reopened when needed",
+            broker=self.address,
+        )
+
     def reject_response(self, problem: ProtocolError) -> BrokerUnreachable:
         """Closes the connection after an invalid response, and returns the error for it."""
         is_alert = isinstance(problem, FrameSizeError) and problem.size >> 16 == TLS_ALERT
@@ -719,13 +726,11 @@ class Connection:
         self._end_pending(error)
 
     def _end_pending(self, error: ClientError) -> None:
-        while self._pending:
-            try:
+        with contextlib.suppress(IndexError):  # The end: another thread may take requests as well.
+            while True:
                 request = self._pending.popleft()
-            except IndexError:
-                break
-            request.error = error
-            request.done = True
+                request.error = error
+                request.done = True
 
     def close(self) -> None:
         """Closes the connection; requests in flight end with :class:`ClientClosed`."""

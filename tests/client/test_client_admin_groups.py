@@ -55,6 +55,24 @@ def test_offsets_of_a_group_are_set_read_and_deleted(admin: Admin, new_topic: Ne
     assert unknown.value.code == ErrorCode.GROUP_ID_NOT_FOUND
 
 
+def test_a_reset_and_a_lookup_include_partitions_that_were_added_meanwhile(
+    admin: Admin, broker_address: str, new_topic: NewTopic, group: str
+) -> None:
+    """Also without metadata.max.age.ms having passed since the client read the metadata of the topic."""
+    topic = new_topic(1)
+    first, third = TopicPartition(topic, 0), TopicPartition(topic, 2)
+    with Admin(broker_address) as looking, Admin(broker_address) as resetting:
+        for other in (looking, resetting):
+            assert other.list_offsets({first: "latest"})[first].offset == 0
+        admin.create_partitions(topic, 3)
+        assert looking.list_offsets({third: "latest"})[third].offset == 0
+        with pytest.raises(ClientError, match=r"the topic has 3 partitions"):
+            looking.list_offsets({TopicPartition(topic, 3): "latest"})
+        with pytest.raises(ClientError, match=r"the topic has 3 partitions"):
+            looking.list_offsets({TopicPartition(topic, -1): "latest"})
+        assert [item.partition for item in resetting.reset_group_offsets(group, [topic])] == [0, 1, 2]
+
+
 def test_a_reset_is_limited_to_the_range_of_the_log(
     admin: Admin, broker_address: str, new_topic: NewTopic, group: str
 ) -> None:

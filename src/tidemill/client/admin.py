@@ -739,6 +739,7 @@ class Admin:
         deadline: float,
     ) -> list[TopicPartition]:
         items = {TopicPartition(*item) for item in partitions or ()}
+        self._network_client.refresh(deadline, topics)
         for name in topics or ():
             known = self._network_client.topic(name, deadline)
             items.update(TopicPartition(name, p.partition) for p in known.partitions)

@@ -428,11 +428,14 @@ class NetworkClient:
         self._requested_topics.discard(topic)
         self.topics.pop(topic, None)
 
-    def topic(self, name: str, deadline: float, *, create: bool = False) -> Topic:
-        """Returns a topic's metadata, reading it if necessary; waits for a topic that is being created."""
+    def topic(self, name: str, deadline: float, *, partition: int = 0, create: bool = False) -> Topic:
+        """Returns a topic's metadata; waits for a topic that is being created.
+
+        Reads it if the topic or ``partition`` is unknown, since partitions may have been added.
+        """
         while True:
             found = self.topics.get(name)
-            if found is not None and found.partitions:
+            if found is not None and found.partitions and partition < len(found.partitions):
                 return found
             self.refresh(deadline, [name], create=create)
             found = self.topics.get(name)

@@ -146,7 +146,7 @@ def partitions_by_leader_or_failures(
     failures: dict[TopicPartition, ClientError] = {}
     for item in items:
         try:
-            topic = network_client.topic(item.topic, deadline)
+            topic = network_client.topic(item.topic, deadline, partition=item.partition)
         except ClientError as problem:
             failures[item] = problem
             continue

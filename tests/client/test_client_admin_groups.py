@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tidemill.client import Admin, Consumer, Producer, RangeReader, TopicPartition
+from tidemill.client.connection import Connection
 from tidemill.client.errors import ClientError
 from tidemill.client.group_offsets import Committed
 from tidemill.model.errors import ErrorCode
@@ -202,6 +203,8 @@ class NewerCoordinator:
 
     def supports(self, key: ApiKey) -> bool:
         return True
+
+    only_result = Connection.only_result
 
     def call(self, key: ApiKey, message: Struct, response_type: type[ResponseT], **options: Any) -> Struct:
         if key == ApiKey.CONSUMER_GROUP_DESCRIBE:

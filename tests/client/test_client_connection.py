@@ -14,17 +14,21 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tidemill.client import Admin
 from tidemill.client.config import ClientConfig
 from tidemill.client.config_keys import COMMON
 from tidemill.client.connection import Connection, InFlightRequest
 from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError, RequestTimeout
+from tidemill.client.network_client import NetworkClient
 from tidemill.model.errors import ErrorCode
-from tidemill.wire.apis import API, ApiKey
+from tidemill.wire.apis import API, ApiKey, response_class
 from tidemill.wire.header import decode_request, encode_response, parse_request_header
 from tidemill.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
+from tidemill.wire.messages.describe_groups import DescribedGroup, DescribeGroupsResponse
+from tidemill.wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
 from tidemill.wire.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 from tidemill.wire.messages.metadata import MetadataRequest, MetadataResponse
-from tidemill.wire.schema import UnsupportedByVersion
+from tidemill.wire.schema import Struct, UnsupportedByVersion
 
 Handler = Callable[["Peer", bytes], None]
 
@@ -524,6 +528,42 @@ def test_a_connection_that_another_thread_closes_ends_its_requests(
     assert connection.in_flight == 0
     with contextlib.suppress(BrokerUnreachable):
         assert request.response(MetadataResponse).cluster_id == "c"
+
+
+@pytest.mark.parametrize(
+    ("without", "call"),
+    [
+        (ApiKey.FIND_COORDINATOR, lambda admin: admin.group_offsets("g", timeout=0.3)),
+        (ApiKey.OFFSET_FETCH, lambda admin: admin.group_offsets("g", timeout=0.3)),
+        (ApiKey.DESCRIBE_GROUPS, lambda admin: admin.describe_group("g", timeout=0.3)),
+        (ApiKey.CONSUMER_GROUP_DESCRIBE, lambda admin: admin.describe_group("g", timeout=0.3)),
+        (ApiKey.DESCRIBE_CONFIGS, lambda admin: admin.broker_configs(0, timeout=0.3)),
+    ],
+)
+def test_a_response_without_the_requested_result_is_invalid(
+    without: ApiKey, call: Callable[[Admin], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results: dict[ApiKey, Struct] = {
+        ApiKey.FIND_COORDINATOR: FindCoordinatorResponse(coordinators=[Coordinator(key="g")]),
+        ApiKey.DESCRIBE_GROUPS: DescribeGroupsResponse(groups=[DescribedGroup(group_state="Dead")]),
+    }
+    connection = Connection("127.0.0.1", 1, ClientConfig(COMMON, {"bootstrap.servers": "unused:1"}))
+
+    def respond(key: ApiKey, *_: object, **__: object) -> Struct:
+        return results[key] if key != without else response_class(key)()
+
+    monkeypatch.setattr(connection, "call", respond)
+    monkeypatch.setattr(connection, "supports", lambda key: True)
+    monkeypatch.setattr(connection, "version", lambda key, at_most=99: min(API[key].version_max, at_most))
+    monkeypatch.setattr(NetworkClient, "any_connection", lambda *_: connection)
+    monkeypatch.setattr(NetworkClient, "connection", lambda *_: connection)
+    monkeypatch.setattr(NetworkClient, "refresh", lambda *_: None)
+    with (
+        Admin("unused:1") as admin,
+        pytest.raises(BrokerUnreachable, match=rf"invalid response \(no result of {API[without].name}\)"),
+    ):
+        call(admin)
+    assert connection.closed
 
 
 def test_a_refused_connection_is_reported() -> None:

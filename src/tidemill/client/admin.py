@@ -481,7 +481,7 @@ class Admin:
             version=version,
             timeout=response_timeout(deadline),
         )
-        result = response.results[0]
+        result = connection.only_result(ApiKey.DESCRIBE_CONFIGS, response.results)
         what = f"describe the configuration of {_named(resource)}"
         check(result.error_code, what, detail=result.error_message, broker=connection.address)
         return {entry.name: _config_entry(entry) for entry in result.configs}
@@ -578,9 +578,12 @@ class Admin:
         """
 
         def send(connection: Connection) -> GroupDescription:
-            response = connection.call(
-                ApiKey.DESCRIBE_GROUPS, DescribeGroupsRequest(groups=[group]), DescribeGroupsResponse
-            ).groups[0]
+            response = connection.only_result(
+                ApiKey.DESCRIBE_GROUPS,
+                connection.call(
+                    ApiKey.DESCRIBE_GROUPS, DescribeGroupsRequest(groups=[group]), DescribeGroupsResponse
+                ).groups,
+            )
             gone = response.error_code == ErrorCode.GROUP_ID_NOT_FOUND or response.group_state == DEAD
             if gone and connection.supports(ApiKey.CONSUMER_GROUP_DESCRIBE):
                 found = _describe_consumer_group(connection, group)
@@ -1189,11 +1192,14 @@ def _described(response: DescribedGroup, coordinator: int) -> GroupDescription:
 
 def _describe_consumer_group(connection: Connection, group: str) -> GroupDescription | None:
     """Describes a group of the consumer protocol (KIP-848); returns None if there is no such group."""
-    response = connection.call(
+    response = connection.only_result(
         ApiKey.CONSUMER_GROUP_DESCRIBE,
-        ConsumerGroupDescribeRequest(group_ids=[group]),
-        ConsumerGroupDescribeResponse,
-    ).groups[0]
+        connection.call(
+            ApiKey.CONSUMER_GROUP_DESCRIBE,
+            ConsumerGroupDescribeRequest(group_ids=[group]),
+            ConsumerGroupDescribeResponse,
+        ).groups,
+    )
     if ErrorCode.of(response.error_code) in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
         return None
     check(response.error_code, f"describe group {group!r}", broker=connection.address)

@@ -16,6 +16,7 @@ import struct
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import tidemill
 from tidemill.client.authentication import (
@@ -541,6 +542,15 @@ class Connection:
         if not request.done:
             self._fail(self._timeout_error(request))
         return request.response(response_type)
+
+    def only_result(self, key: ApiKey, results: Sequence[ResponseT]) -> ResponseT:
+        """Returns the first of ``results``, from the response to a request of API ``key`` for one item.
+
+        Raises BrokerUnreachable if there is none: the response is invalid, and the connection is closed.
+        """
+        if not results:
+            raise self.reject_response(ProtocolError(f"no result of {API[key].name}"))
+        return results[0]
 
     def receive(self) -> None:
         """Reads the bytes that have arrived; for a thread that polls :meth:`fileno` itself.

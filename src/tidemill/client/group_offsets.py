@@ -9,7 +9,7 @@ from tidemill.client.connection import Connection
 from tidemill.client.errors import ClientError, check
 from tidemill.client.group_requests import call_coordinator
 from tidemill.client.network_client import NetworkClient
-from tidemill.model.errors import ErrorCode, ProtocolError
+from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition, by_topic
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.offset_fetch import (
@@ -59,10 +59,8 @@ def fetch_offsets(
         response = connection.call(
             ApiKey.OFFSET_FETCH, request, OffsetFetchResponse, version=version, timeout=timeout
         )
-        found = response.groups if version >= 8 else [response]
-        if not found:
-            raise connection.reject_response(ProtocolError("an OffsetFetch response without a group"))
-        return _read_offsets(found[0], group, connection.address)
+        found = connection.only_result(ApiKey.OFFSET_FETCH, response.groups) if version >= 8 else response
+        return _read_offsets(found, group, connection.address)
 
     while True:
         try:

@@ -492,7 +492,11 @@ class NetworkClient:
                     version=version,
                     timeout=self.response_timeout_s(deadline),
                 )
-                found = response.coordinators[0] if version >= 4 else response
+                found = (
+                    connection.only_result(ApiKey.FIND_COORDINATOR, response.coordinators)
+                    if version >= 4
+                    else response
+                )
                 if not found.error_code:
                     with self._lock:
                         known = self.nodes.get(found.node_id)

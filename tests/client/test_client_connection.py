@@ -566,6 +566,31 @@ def test_a_response_without_the_requested_result_is_invalid(
     assert connection.closed
 
 
+def test_the_setup_timeout_limits_the_lookup_of_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The resolver of the system may take half a minute. Its thread does not delay the end of the process."""
+    threads: list[threading.Thread] = []
+    answered = threading.Event()
+
+    def resolve(*_: object, **__: object) -> list[object]:
+        threads.append(threading.current_thread())
+        answered.wait(10)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    config = ClientConfig(
+        COMMON, {"bootstrap.servers": "unused:1", "socket.connection.setup.timeout.ms": 200}
+    )
+    began = time.monotonic()
+    with pytest.raises(BrokerUnreachable, match=r"cannot be resolved: no name server has answered in time"):
+        Connection("a.name", 9092, config).open()
+    assert time.monotonic() - began < 5
+    answered.set()
+    assert all(thread.daemon for thread in threads)
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
 def test_a_refused_connection_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

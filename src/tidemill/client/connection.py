@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import tidemill
 from tidemill.client.authentication import (
@@ -54,6 +55,31 @@ PREALLOCATED_BYTES_MAX = 64 * 1024 * 1024
 
 TLS_ALERT = 0x1503
 """First bytes of a TLS alert: a TLS listener sends one to a client that does not use TLS."""
+
+
+_AddressInfo = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]]
+"""A result of ``socket.getaddrinfo``: family, kind, protocol, canonical name, address."""
+
+
+def _resolve(host: str, port: int, timeout_s: float) -> Sequence[_AddressInfo]:
+    """Returns the addresses of a host. Raises OSError, and UnicodeError for an impossible name.
+
+    The system limits a lookup by ``timeout`` and ``attempts`` of resolv.conf, for each name server, and has
+    no call that cancels one. A daemon thread does it, which may outlast the timeout, but not the process.
+    """
+    found: Future[Sequence[_AddressInfo]] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except BaseException as problem:  # noqa: BLE001 - the thread that waits for it raises it
+            found.set_exception(problem)
+
+    threading.Thread(target=run, name=f"tidemill-resolve-{host}", daemon=True).start()
+    try:
+        return found.result(timeout_s)
+    except TimeoutError:
+        raise OSError(errno.ETIMEDOUT, "No name server has answered in time") from None
 
 
 def _wait_until_writable(opened: socket.socket, timeout_s: float) -> None:
@@ -184,7 +210,8 @@ class Connection:
     def open(self) -> None:
         """Connects, negotiates versions with the broker, and logs in if the configuration has a login.
 
-        Takes at most ``socket.connection.setup.timeout.ms``.
+        Takes at most ``socket.connection.setup.timeout.ms``. A login fetches its token before that, if it
+        has one: the token source has its own timeouts.
         Raises BrokerUnreachable with the reason; AuthenticationFailed when either end rejects the other.
         """
         mechanism = self._login.begin() if self._login is not None else None
@@ -229,7 +256,7 @@ class Connection:
 
     def _connect(self, deadline: float) -> socket.socket:
         try:
-            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+            found = _resolve(self.host, self.port, deadline - time.monotonic())
         except (OSError, UnicodeError) as problem:  # UnicodeError: a label of the name is empty or too long.
             why = fault_of(problem) if isinstance(problem, OSError) else "it is not a host name"
             raise BrokerUnreachable(

@@ -248,7 +248,7 @@ def test_a_connection_lost_during_the_login_is_retriable(port: int) -> None:
 
     peer = Peer(script)
     config = ClientConfig(COMMON, {"bootstrap.servers": f"127.0.0.1:{peer.port}", **LOGIN})
-    with pytest.raises(BrokerUnreachable, match=r"is security.protocol what that listener speaks"):
+    with pytest.raises(BrokerUnreachable, match=r"is security.protocol the protocol of that listener"):
         Connection("127.0.0.1", peer.port, config).open()
     peer.close()
 

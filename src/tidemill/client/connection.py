@@ -12,7 +12,6 @@ import contextlib
 import errno
 import select
 import socket
-import struct
 import threading
 import time
 from collections import deque
@@ -241,7 +240,7 @@ class Connection:
             raise BrokerUnreachable(
                 f"{self.address} accepted the connection and has not answered the first request "
                 f"({str(problem).partition(';')[0]}); is it the port of a Kafka broker, and is "
-                "security.protocol what that listener speaks?",
+                "security.protocol the protocol of that listener?",
                 broker=self.address,
             ) from problem
         except RequestTimeout as problem:
@@ -268,24 +267,19 @@ class Connection:
         connected = False
         for left, (family, kind, protocol, _, address) in zip(range(len(found), 0, -1), found, strict=True):
             try:
-                new_socket = socket.socket(family, kind, protocol)
-            except OSError as problem:  # The name has an IPv6 address, and this machine has no IPv6.
+                with contextlib.ExitStack() as opened:
+                    new_socket = opened.enter_context(socket.socket(family, kind, protocol))
+                    self._set_socket_options(new_socket)
+                    # Each address gets a share of the time, so that a silent one leaves time for the next.
+                    new_socket.settimeout(max(0.001, (deadline - time.monotonic()) / left))
+                    new_socket.connect(address)
+                    connected = True
+                    new_socket.settimeout(max(0.001, deadline - time.monotonic()))
+                    new_socket = self._wrap_socket(new_socket)
+                    opened.pop_all()
+                    return new_socket
+            except OSError as problem:  # Also if the name has an IPv6 address, and this machine has no IPv6.
                 reason = problem
-                continue
-            try:
-                self._set_socket_options(new_socket)
-                # Each address gets a share of the time, so that a silent one leaves time for the next.
-                new_socket.settimeout(max(0.001, (deadline - time.monotonic()) / left))
-                new_socket.connect(address)
-                connected = True
-                new_socket.settimeout(max(0.001, deadline - time.monotonic()))
-                return self._wrap_socket(new_socket)
-            except OSError as problem:
-                new_socket.close()
-                reason = problem
-            except BaseException:
-                new_socket.close()
-                raise
         why = _reason_text(reason)
         if connected and self._tls is not None:
             refusal = self._tls.refusal(reason, self.address)
@@ -329,15 +323,11 @@ class Connection:
                 self.wait(request, timeout + 1)
             if request.error is not None:
                 raise request.error
-            # A broker that does not support the version responds in version 0 with the versions it supports.
-            code = struct.unpack_from(">h", request.frame, 4)[0] if len(request.frame) >= 6 else 0
-            if code == ErrorCode.UNSUPPORTED_VERSION and version > 0:
-                request.version = 0
-                offered = request.decoded(ApiVersionsResponse).api_keys
-                known = [k.max_version for k in offered if k.api_key == ApiKey.API_VERSIONS]
+            response = request.decoded(ApiVersionsResponse)
+            if response.error_code == ErrorCode.UNSUPPORTED_VERSION and version > 0:
+                known = [k.max_version for k in response.api_keys if k.api_key == ApiKey.API_VERSIONS]
                 version = min(version - 1, known[0]) if known else 0
                 continue
-            response = request.decoded(ApiVersionsResponse)
             check(response.error_code, "negotiate versions", broker=self.address)
             self._broker_versions = {k.api_key: (k.min_version, k.max_version) for k in response.api_keys}
             return

@@ -93,13 +93,11 @@ class AdminConnections:
                     is_refused = ErrorCode.of(result.error_code) in RETRIABLE
                     (refused if is_refused else entries).append((connection.address, item, result))
             again += [item for _, item, _ in refused]
-            pause = self.config.seconds("retry.backoff.ms")
-            if not again or time.monotonic() + pause >= deadline:
+            if not again or not self.network_client.wait_for_retry(deadline):
                 if silent is not None:
                     raise silent
                 return entries + refused
             left = again
-            time.sleep(pause)
             self.network_client.refresh(deadline)
 
     def live_brokers(self, deadline: float) -> list[int]:

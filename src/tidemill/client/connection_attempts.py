@@ -70,7 +70,7 @@ class ConnectionAttempts:
             del self._since[made]
 
     def slow_attempts(self, than_s: float) -> list[tuple[float, Connection]]:
-        """Returns the connections whose opening takes longer, and since when, in monotonic seconds."""
+        """Returns the connections whose opening takes longer, each after its start in monotonic seconds."""
         now = time.monotonic()
         return [(since, made) for made, since in list(self._since.items()) if now - since > than_s]
 
@@ -178,7 +178,7 @@ class BrokerFailures:
         return max(0.0, found.until - time.monotonic()) if found else 0.0
 
     def reason(self, node_id: int) -> tuple[float, str] | None:
-        """Returns since when a broker that is in use fails, and why; None if it does not."""
+        """Returns the time of the first failure of a broker in use, and the reason; None if it works."""
         found = self._found.get(node_id)
         if found is None or not found.reason or time.monotonic() - found.until > FORGOTTEN_S:
             return None

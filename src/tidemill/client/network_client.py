@@ -97,12 +97,12 @@ class NetworkClient:
         self._authentication_error: ClientError | None = None
         self._lock = threading.RLock()
         self._outage: tuple[float, str] | None = None
-        """Since when no broker has answered a request for metadata or a command, and why."""
+        """The time of the first request for metadata or a command that no broker answers, and the reason."""
         self.retrying: tuple[float, str] | None = None
-        """Since when a call repeats a request that brokers cannot answer yet, and why."""
+        """The time of the first attempt at a request that brokers cannot answer yet, and the reason."""
         self._refresh_lock = threading.Lock()
         self.dropped_call: threading.Thread | None = None
-        """The thread of a call whose result nobody awaits any longer: the call ends at its next retry."""
+        """The thread of an abandoned call, which ends at its next retry."""
         self._connections: dict[tuple[int, str], Connection] = {}
         self._bootstrap: Connection | None = None
         self.coordinator_warnings = CoordinatorWarnings()
@@ -143,11 +143,9 @@ class NetworkClient:
         found = self._connections.get((node_id, purpose))
         if found is None or found.closed:
             return None
-        idle = self.config.int("connections.max.idle.ms")
+        idle_s = self.config.seconds("connections.max.idle.ms")
         now = time.monotonic()
-        if found.in_flight == 0 and (
-            0 <= idle / 1000 < now - found.last_used_s or found.is_session_expired(now)
-        ):
+        if found.in_flight == 0 and (0 <= idle_s < now - found.last_used_s or found.is_session_expired(now)):
             found.close()
             return None
         return found
@@ -274,10 +272,16 @@ class NetworkClient:
 
     def back_off(self, problem: ClientError, deadline: float) -> None:
         """Waits ``retry.backoff.ms`` before a retry; raises ``problem`` if that ends after ``deadline``."""
+        if not self.wait_for_retry(deadline):
+            raise problem
+
+    def wait_for_retry(self, deadline: float) -> bool:
+        """As :meth:`back_off`, but returns False at once if the pause ends after ``deadline``."""
         pause_s = self.config.seconds("retry.backoff.ms")
         if time.monotonic() + pause_s >= deadline:
-            raise problem
+            return False
         self.pause(pause_s)
+        return True
 
     def _openers(self) -> list[Opener]:
         """Returns the brokers that may be tried now, in the order of the attempts."""
@@ -514,11 +518,11 @@ class NetworkClient:
                 )
             except (BrokerUnreachable, RequestTimeout) as problem:
                 failure = problem
-            if not failure.retriable or time.monotonic() + 0.1 >= deadline:
+            if not failure.retriable:
                 raise failure
             if key_type == 0:
                 self.coordinator_warnings.failed(key, failure)
-            self.pause(self.config.seconds("retry.backoff.ms"))
+            self.back_off(failure, deadline)
 
     # -- reported waits -----------------------------------------------------------------------------------
 
@@ -526,7 +530,7 @@ class NetworkClient:
         self._outage = (self._outage[0] if self._outage else time.monotonic(), str(problem))
 
     def unresponsive_reason(self, node_id: int, *purposes: str) -> tuple[float, str] | None:
-        """Returns since when a broker does not answer, and why; None if no problem is known.
+        """Returns the time from which a broker does not answer, and the reason; None if none is known.
 
         ``purposes`` are the connections to check. Requests of :data:`WAITING_APIS` do not count.
         """

@@ -142,13 +142,9 @@ class InFlightRequest:
         if self.error is not None:
             raise self.error
         try:
-            return self.decoded(response_type)
+            return expect_response(decode_response(self.api_key, self.version, self.frame)[1], response_type)
         except ProtocolError as problem:
             raise self.connection.reject_response(problem) from problem
-
-    def decoded(self, response_type: type[ResponseT]) -> ResponseT:
-        """Decodes ``frame``; raises ProtocolError if it is not a valid response."""
-        return expect_response(decode_response(self.api_key, self.version, self.frame)[1], response_type)
 
 
 class Connection:
@@ -225,13 +221,6 @@ class Connection:
                 self._login_session = authenticate(
                     self._login_requests(deadline), self._login, mechanism, self.address
                 )
-        except ProtocolError as problem:
-            self.close()
-            raise BrokerUnreachable(
-                f"{self.address} does not answer as a Kafka broker: {problem}; check host, port and "
-                "security.protocol",
-                broker=self.address,
-            ) from problem
         except ConnectionBroken as problem:
             self.close()
             refusal = self._tls.refusal(problem.reason, self.address) if self._tls is not None else None
@@ -313,24 +302,20 @@ class Connection:
 
     def _negotiate_versions(self, deadline: float) -> None:
         version = API[ApiKey.API_VERSIONS].version_max
+        message = ApiVersionsRequest(
+            client_software_name="tidemill", client_software_version=tidemill.__version__
+        )
         while True:
-            request_message = ApiVersionsRequest(
-                client_software_name="tidemill", client_software_version=tidemill.__version__
-            )
             timeout = min(self._request_timeout_s, max(0.001, deadline - time.monotonic()))
-            request = self.send(ApiKey.API_VERSIONS, request_message, version=version, timeout=timeout)
-            while not request.done:
-                self.wait(request, timeout + 1)
-            if request.error is not None:
-                raise request.error
-            response = request.decoded(ApiVersionsResponse)
-            if response.error_code == ErrorCode.UNSUPPORTED_VERSION and version > 0:
-                known = [k.max_version for k in response.api_keys if k.api_key == ApiKey.API_VERSIONS]
-                version = min(version - 1, known[0]) if known else 0
-                continue
-            check(response.error_code, "negotiate versions", broker=self.address)
-            self._broker_versions = {k.api_key: (k.min_version, k.max_version) for k in response.api_keys}
-            return
+            response = self.call(
+                ApiKey.API_VERSIONS, message, ApiVersionsResponse, version=version, timeout=timeout
+            )
+            if response.error_code != ErrorCode.UNSUPPORTED_VERSION or version == 0:
+                break
+            known = [k.max_version for k in response.api_keys if k.api_key == ApiKey.API_VERSIONS]
+            version = min(version - 1, known[0]) if known else 0
+        check(response.error_code, "negotiate versions", broker=self.address)
+        self._broker_versions = {k.api_key: (k.min_version, k.max_version) for k in response.api_keys}
 
     # -- versions -----------------------------------------------------------------------------------------
 

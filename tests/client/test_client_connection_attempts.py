@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 
 import pytest
@@ -11,7 +12,12 @@ from tidemill.client.cluster_metadata import Node
 from tidemill.client.config import ClientConfig
 from tidemill.client.config_keys import COMMON
 from tidemill.client.connection import Connection
-from tidemill.client.connection_attempts import FORGOTTEN_S, BrokerFailures
+from tidemill.client.connection_attempts import (
+    FORGOTTEN_S,
+    BrokerFailures,
+    ConnectionAttempts,
+    Opener,
+)
 from tidemill.client.errors import BrokerUnreachable, ConnectionAttemptPending
 from tidemill.client.network_client import CONTROL, NetworkClient
 
@@ -155,5 +161,40 @@ def test_a_connection_that_opens_during_a_pause_is_used(monkeypatch: pytest.Monk
     monkeypatch.setattr(time, "sleep", sleep)
     try:
         assert cluster.any_connection(time.monotonic() + 2) is found
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+def no_thread_starts_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first start of a thread fails, as at the limit of the system."""
+    plain = threading.Thread.start
+    failures = [RuntimeError("can't start new thread")]
+
+    def start(thread: threading.Thread) -> None:
+        if failures:
+            raise failures.pop()
+        plain(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+
+@pytest.mark.usefixtures("no_thread_starts_at_first")
+def test_a_broker_is_tried_again_after_a_failed_start_of_a_thread() -> None:
+    attempts, found = ConnectionAttempts(), Connection("unused", 1, CONFIG)
+    opener = Opener(1, "unused:1", lambda: found)
+    with pytest.raises(RuntimeError, match="can't start"):
+        attempts.open_first([opener], time.monotonic())
+    assert attempts.open_first([opener], time.monotonic()) is found
+
+
+@pytest.mark.usefixtures("no_thread_starts_at_first")
+def test_a_connection_is_opened_in_the_background_after_a_failed_start_of_a_thread() -> None:
+    cluster, done = NetworkClient(CONFIG), threading.Event()
+    try:
+        with pytest.raises(RuntimeError, match="can't start"):
+            cluster.open_in_background(1, CONTROL, done.set)
+        cluster.open_in_background(1, CONTROL, done.set)
+        assert done.wait(5)
     finally:
         cluster.close()

@@ -113,7 +113,7 @@ class ConnectionAttempts:
         running = self._attempts.get(opener.key)
         if running is not None:
             return running
-        attempt = self._attempts[opener.key] = Attempt(opener.address)
+        attempt = Attempt(opener.address)
 
         def run() -> None:
             try:
@@ -127,6 +127,7 @@ class ConnectionAttempts:
                     self._changed.notify_all()
 
         threading.Thread(target=run, name=f"tidemill-connect-{opener.address}", daemon=True).start()
+        self._attempts[opener.key] = attempt  # The thread waits for the lock before it removes the attempt.
         return attempt
 
     def close(self) -> None:

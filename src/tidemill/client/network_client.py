@@ -156,10 +156,6 @@ class NetworkClient:
         For threads that serve several brokers and must not block on one of them.
         """
         key = (node_id, purpose)
-        with self._lock:
-            if key in self._opening or self.connection_delay(node_id) > 0 or self.closed:
-                return
-            self._opening.add(key)
 
         def run() -> None:
             try:
@@ -172,7 +168,10 @@ class NetworkClient:
                     self._opening.discard(key)
                 done()
 
-        threading.Thread(target=run, name=f"tidemill-connect-{node_id}", daemon=True).start()
+        with self._lock:
+            if key not in self._opening and self.connection_delay(node_id) <= 0 and not self.closed:
+                threading.Thread(target=run, name=f"tidemill-connect-{node_id}", daemon=True).start()
+                self._opening.add(key)  # The thread waits for the lock before it removes the key.
 
     def _keep_authentication_error(self, problem: TidemillError) -> None:
         """Keeps a helper thread's error that a retry does not fix, to be raised in the caller's thread."""

@@ -415,8 +415,12 @@ class Admin:
         deadline = self._connections.deadline(timeout)
         result: dict[TopicPartition, list[ProducerEntry]] = {}
         for broker, item, entry in self._connections.call_leaders(wanted, send, deadline):
-            what = f"describe the producers of {item}"
-            check(entry.error_code, what, detail=entry.error_message, broker=broker)
+            check(
+                entry.error_code,
+                f"describe the producers of {item}",
+                detail=entry.error_message,
+                broker=broker,
+            )
             result[item] = [
                 ProducerEntry(
                     p.producer_id,
@@ -482,8 +486,12 @@ class Admin:
             timeout=response_timeout(deadline),
         )
         result = connection.only_result(ApiKey.DESCRIBE_CONFIGS, response.results)
-        what = f"describe the configuration of {_named(resource)}"
-        check(result.error_code, what, detail=result.error_message, broker=connection.address)
+        check(
+            result.error_code,
+            f"describe the configuration of {_named(resource)}",
+            detail=result.error_message,
+            broker=connection.address,
+        )
         return {entry.name: _config_entry(entry) for entry in result.configs}
 
     def alter_configs(

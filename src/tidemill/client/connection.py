@@ -91,10 +91,6 @@ def _wait_until_writable(opened: socket.socket, timeout_s: float) -> None:
     poller.poll(int(timeout_s * 1000 + 0.999))
 
 
-def _reason_text(problem: OSError | None) -> str:
-    return "it has no address" if problem is None else fault_of(problem)
-
-
 class ConnectionBroken(BrokerUnreachable):
     """The connection ended while a request waited for its response."""
 
@@ -269,7 +265,7 @@ class Connection:
                     return new_socket
             except OSError as problem:  # Also if the name has an IPv6 address, and this machine has no IPv6.
                 reason = problem
-        why = _reason_text(reason)
+        why = "it has no address" if reason is None else fault_of(reason)
         if connected and self._tls is not None:
             refusal = self._tls.refusal(reason, self.address)
             if refusal is not None:

@@ -299,12 +299,8 @@ class NetworkClient:
     def _open_server(self, host: str, port: int) -> Connection:
         made = Connection(host, port, self.config, security=self._security)
         self._attempts.open(made)
-        return self._keep_bootstrap(made)
-
-    def _keep_bootstrap(self, made: Connection) -> Connection:
-        """Keeps the first of the connections that several threads opened at once; closes the others."""
         with self._lock:
-            other = self._bootstrap
+            other = self._bootstrap  # Another thread may have opened it meanwhile.
             if other is not None and not other.closed:
                 made.close()
                 return other

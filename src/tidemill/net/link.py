@@ -281,7 +281,7 @@ class Link:
 
     def _break(self, problem: OSError) -> None:
         self.is_broken = isinstance(problem, ConnectionError)
-        self.close(_reason(problem))
+        self.close(f"the connection broke: {problem.strerror or problem}")
 
     # -- sending
 
@@ -454,10 +454,6 @@ def _is_connected_to_itself(sock: socket.socket) -> bool:
         return bool(sock.getsockname() == sock.getpeername())
     except OSError:
         return False  # It broke meanwhile; the next call on it fails.
-
-
-def _reason(problem: OSError) -> str:
-    return f"the connection broke: {problem.strerror or problem}"
 
 
 def _error_text(problem: Exception) -> str:

@@ -111,15 +111,13 @@ def _list_offsets(
         left = {item: at for item, at in left.items() if item not in found and item not in failures}
         if not left or (all_or_none and failures):
             break
-        pause = network_client.config.seconds("retry.backoff.ms")
-        if time.monotonic() + pause >= deadline:
+        network_client.retrying = (began, str(next(iter(again.values()), "no leader answers")))
+        if not network_client.wait_for_retry(deadline):
             late = RequestTimeout(
                 f"no offsets for {', '.join(map(str, left))} within {time.monotonic() - began:.1f} s"
             )
             failures.update({item: again.get(item, late) for item in left})
             break
-        network_client.retrying = (began, str(next(iter(again.values()), "no leader answers")))
-        time.sleep(pause)
         try:
             network_client.refresh(deadline)
         except ClientError as problem:

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tidemill.client.background_update import BackgroundUpdate
 from tidemill.client.cluster_metadata import Node
 from tidemill.client.config import ClientConfig
 from tidemill.client.config_keys import COMMON
@@ -186,6 +187,17 @@ def test_a_broker_is_tried_again_after_a_failed_start_of_a_thread() -> None:
     with pytest.raises(RuntimeError, match="can't start"):
         attempts.open_first([opener], time.monotonic())
     assert attempts.open_first([opener], time.monotonic()) is found
+
+
+@pytest.mark.usefixtures("no_thread_starts_at_first")
+def test_the_metadata_is_refreshed_after_a_failed_start_of_a_thread() -> None:
+    update, done = BackgroundUpdate(0.0), threading.Event()
+    with pytest.raises(RuntimeError, match="can't start"):
+        update.start(lambda deadline: None, lambda problem: None, done.set)
+    for _ in range(2):
+        update.start(lambda deadline: None, lambda problem: None, done.set)
+        assert done.wait(5)
+        done.clear()
 
 
 @pytest.mark.usefixtures("no_thread_starts_at_first")

@@ -37,10 +37,6 @@ class BackgroundUpdate:
         ``failed`` receives the error of the update. The pause of ``retry.backoff.ms`` follows every failure,
         an unexpected one as well, since the caller may start the next update at once.
         """
-        with self._lock:
-            if self._is_running:
-                return
-            self._is_running = True
 
         def run() -> None:
             pause_s = self._retry_backoff_s
@@ -52,7 +48,11 @@ class BackgroundUpdate:
                 failed(problem)
             finally:
                 time.sleep(pause_s)
-                self._is_running = False
+                with self._lock:
+                    self._is_running = False
                 done()
 
-        threading.Thread(target=run, name="tidemill-metadata", daemon=True).start()
+        with self._lock:
+            if not self._is_running:
+                threading.Thread(target=run, name="tidemill-metadata", daemon=True).start()
+                self._is_running = True

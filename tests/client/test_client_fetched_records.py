@@ -31,9 +31,9 @@ class Polls:
     def __init__(self, as_arrow: bool) -> None:
         self.as_arrow = as_arrow
         cluster = NetworkClient(ClientConfig(CONSUMER, {"bootstrap.servers": "unused:1"}))
-        subscriptions = SubscriptionState(cluster.config)
-        self.positions = subscriptions.positions
-        self.fetcher = Fetcher(cluster, subscriptions)
+        self.subscriptions = SubscriptionState(cluster.config)
+        self.positions = self.subscriptions.positions
+        self.fetcher = Fetcher(cluster, self.subscriptions)
         for number in range(COUNT):
             self.bring(TopicPartition("t", number))
 
@@ -50,9 +50,9 @@ class Polls:
 
     def values(self) -> list[bytes]:
         if self.as_arrow:
-            table = collect_arrow(self.fetcher, self.positions, False, BYTES_MAX)
+            table = collect_arrow(self.fetcher, self.subscriptions, False, BYTES_MAX)
             return [] if table is None else table["value"].to_pylist()
-        found = collect(self.fetcher, self.positions, 100)
+        found = collect(self.fetcher, self.subscriptions, 100)
         return [record.value or b"" for records in found.values() for record in records]
 
 

@@ -105,12 +105,13 @@ class CompletedFetch:
         self._records: list[Record] = []
         self._returned = 0
         self._next_batch_offset = offset
-        self._cached_error: Exception | None = None
+        self._cached_error: KafkaError | None = None
 
     def fetch_records(self, count: int) -> list[Record]:
         """Returns up to ``count`` records; fewer, or none, once all are returned.
 
-        Raises CorruptMessage at a damaged batch, on each call; the records before it were returned.
+        Raises CorruptMessage at a damaged batch, on each call; the records before it were returned. After
+        another exception, as of a signal handler, a batch may be missing: drop the object then.
         """
         if self._cached_error is not None:
             raise self._cached_error
@@ -147,13 +148,12 @@ class CompletedFetch:
             if not self._records:
                 self.next_offset = self._next_batch_offset
             return True
-        except Exception as problem:
+        except KafkaError as problem:
             if has_records:
-                # The next call reads the same batch again: the position is right before it.
+                # The next fetch reads the same batch again: the position is right before it.
                 self.is_consumed = True
                 return False
-            if isinstance(problem, KafkaError):
-                problem.args = (self._with_offsets(str(problem), batch),)
+            problem.args = (self._with_offsets(str(problem), batch),)
             self._cached_error = problem
             raise
 

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidemill.client import wait_reasons
 from tidemill.client.assignors import assignors_for
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 logger = logging.getLogger(__name__)
+
+FoundT = TypeVar("FoundT")
 
 ARROW_BYTES_MAX = 64 * 1024 * 1024
 
@@ -177,8 +179,7 @@ class Consumer:
         count = self.config.int("max.poll.records") if max_records is None else max_records
         with self._acquire():
             self._begin_poll()
-            positions = self._subscriptions.positions
-            found = self._poll_until(timeout, lambda: collect(self._fetcher, positions, count))
+            found = self._poll_until(timeout, lambda: collect(self._fetcher, self._subscriptions, count))
             return ConsumerRecords(found or {})
 
     def poll_arrow(
@@ -191,9 +192,9 @@ class Consumer:
         """
         with self._acquire():
             self._begin_poll()
-            positions = self._subscriptions.positions
             return self._poll_until(
-                timeout, lambda: collect_arrow(self._fetcher, positions, include_headers, bytes_max)
+                timeout,
+                lambda: collect_arrow(self._fetcher, self._subscriptions, include_headers, bytes_max),
             )
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
@@ -206,8 +207,8 @@ class Consumer:
             for record in records:
                 item = TopicPartition(record.topic, record.partition)
                 if item in offsets:  # Otherwise it was revoked or sought.
-                    offsets[item] = record.offset + 1
                     subscriptions.returned_offsets = {item: record.offset}
+                    offsets[item] = record.offset + 1
                     yield record
             offsets.clear()
 
@@ -219,10 +220,9 @@ class Consumer:
         for item, offset in list(self._subscriptions.iteration_offsets.items()):
             self.seek(item, offset)
 
-    def _poll_until(self, timeout: float, collect: Callable[[], Any]) -> Any:
+    def _poll_until(self, timeout: float, collect: Callable[[], FoundT]) -> FoundT | None:
         deadline = time.monotonic() + timeout
-        positions = self._subscriptions.positions
-        if not self._subscriptions.is_subscribed and not positions:
+        if not self._subscriptions.is_subscribed and not self._subscriptions.positions:
             raise ValueError("the consumer has nothing to read; subscribe() or assign() first")
         while True:
             if self._fetcher.take_wakeup():
@@ -234,15 +234,8 @@ class Consumer:
             if self._fetcher.take_wakeup():
                 return None
             self._fetcher.handle_responses()
-            before = {
-                fetch.topic_partition: fetch.next_offset
-                for fetch in self._fetcher.completed_fetches
-                if fetch.topic_partition in positions
-                and positions[fetch.topic_partition].offset == fetch.next_offset
-            }
             found = collect()
             if found:
-                self._subscriptions.returned_offsets = before
                 return found
             wait = min(wait, self._fetcher.send_fetches())
             left = deadline - time.monotonic()

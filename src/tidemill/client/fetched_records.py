@@ -1,17 +1,18 @@
 """Returns the fetched records to the user, as records or as Arrow tables.
 
 Fetches are returned in the order of their arrival. Those of a partition whose position the user changed are
-dropped; those of a paused partition are kept.
+dropped; those of a paused partition are kept. The positions move only after all records are decoded.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tidemill.client.completed_fetch import CompletedFetch
 from tidemill.client.fetcher import Fetcher
-from tidemill.client.subscription_state import PartitionPosition
+from tidemill.client.subscription_state import PartitionPosition, SubscriptionState
 from tidemill.model.errors import KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.records.record_reader import Record
@@ -21,75 +22,57 @@ if TYPE_CHECKING:
 
 
 def collect(
-    fetcher: Fetcher, positions: dict[TopicPartition, PartitionPosition], count: int
+    fetcher: Fetcher, subscriptions: SubscriptionState, count: int
 ) -> dict[TopicPartition, list[Record]]:
     """Returns up to ``count`` records by partition, in the order of the fetches; none of paused partitions.
 
     A record that cannot be read raises after the records before it were returned.
     """
     result: dict[TopicPartition, list[Record]] = {}
-    completed_fetches = fetcher.completed_fetches
-    turns = len(completed_fetches)
-    while completed_fetches and count > 0 and turns > 0:
-        turns -= 1
-        fetch = completed_fetches[0]
-        position = positions.get(fetch.topic_partition)
-        if position is None or position.offset != fetch.next_offset:
-            completed_fetches.popleft()
-            continue
-        if position.paused:
-            completed_fetches.rotate(-1)
-            continue
+    starts: dict[TopicPartition, int] = {}
+    ends: dict[TopicPartition, int] = {}
+    failure: KafkaError | None = None
+    readable = _take_readable(fetcher.completed_fetches, subscriptions.positions)
+    while count > 0 and failure is None and (fetch := next(readable, None)) is not None:
+        item = fetch.topic_partition
+        starts[item] = fetch.next_offset
         try:
-            records = fetch.fetch_records(count)
-        except Exception:
-            if result:
-                return result
-            completed_fetches.popleft()
-            raise
-        position.offset = fetch.next_offset
-        if records:
-            result.setdefault(fetch.topic_partition, []).extend(records)
-            count -= len(records)
-        if fetch.is_consumed:
-            completed_fetches.popleft()
+            if records := fetch.fetch_records(count):
+                result[item] = records
+                count -= len(records)
+        except KafkaError as problem:
+            failure = problem
+        ends[item] = fetch.next_offset
+        if result and not fetch.is_consumed:
+            # The next call returns its other records, or raises its error.
+            fetcher.completed_fetches.appendleft(fetch)
     if result:
-        fetcher.send_fetches()
+        fetcher.send_fetches(ends)
+    subscriptions.move_positions(starts, ends)
+    if failure is not None and not result:
+        raise failure
     return result
 
 
 def collect_arrow(
-    fetcher: Fetcher,
-    positions: dict[TopicPartition, PartitionPosition],
-    include_headers: bool,
-    bytes_max: int,
+    fetcher: Fetcher, subscriptions: SubscriptionState, include_headers: bool, bytes_max: int
 ) -> pa.Table | None:
     """Returns all available records, as a table of batches of up to ``bytes_max``; None if there are none.
 
     A batch that cannot be read raises after the records of the completed fetches before it were returned.
     """
-    readable: deque[tuple[CompletedFetch, PartitionPosition]] = deque()
-    ahead: dict[TopicPartition, int] = {}
-    for _ in range(len(fetcher.completed_fetches)):
-        fetch = fetcher.completed_fetches.popleft()
-        position = positions.get(fetch.topic_partition)
-        if position is None or position.offset != fetch.next_offset:
-            continue
-        if position.paused:
-            fetcher.completed_fetches.append(fetch)
-            continue
-        readable.append((fetch, position))
-        ahead[fetch.topic_partition] = fetch.end_offset
+    readable = deque(_take_readable(fetcher.completed_fetches, subscriptions.positions))
     if not readable:
         return None
-    fetcher.send_fetches(ahead)
+    starts = {fetch.topic_partition: fetch.next_offset for fetch in readable}
+    fetcher.send_fetches({fetch.topic_partition: fetch.end_offset for fetch in readable})
     import pyarrow as pa
 
     tables: list[pa.RecordBatch] = []
-    ends: list[tuple[PartitionPosition, int]] = []
+    ends: dict[TopicPartition, int] = {}
     failure: KafkaError | None = None
     while readable and failure is None:
-        fetch, position = readable.popleft()
+        fetch = readable.popleft()
         try:
             tables.extend(
                 _with_partition(batch, fetch.topic_partition)
@@ -99,17 +82,33 @@ def collect_arrow(
             failure = problem
             if tables:
                 # The next call raises the error, without records before it.
-                readable.appendleft((fetch, position))
-        ends.append((position, fetch.next_offset))
-    fetcher.completed_fetches.extendleft(fetch for fetch, _ in reversed(readable))
-    # The positions move only after all are decoded: after another exception, they are fetched again.
-    for position, offset in ends:
-        position.offset = offset
+                readable.appendleft(fetch)
+        ends[fetch.topic_partition] = fetch.next_offset
+    fetcher.completed_fetches.extendleft(reversed(readable))
+    subscriptions.move_positions(starts, ends)
     if tables:
         return pa.Table.from_batches(tables)
     if failure is not None:
         raise failure
     return None
+
+
+def _take_readable(
+    fetches: deque[CompletedFetch], positions: dict[TopicPartition, PartitionPosition]
+) -> Iterator[CompletedFetch]:
+    """Takes the fetches to decode out of ``fetches``. Leaves those of paused partitions.
+
+    A fetch whose decoding is interrupted, as by Ctrl-C, is thus dropped, and its records are fetched again.
+    """
+    for _ in range(len(fetches)):
+        fetch = fetches.popleft()
+        position = positions.get(fetch.topic_partition)
+        if position is None or position.offset != fetch.next_offset:
+            continue
+        if position.paused:
+            fetches.append(fetch)
+        else:
+            yield fetch
 
 
 def _with_partition(batch: pa.RecordBatch, item: TopicPartition) -> pa.RecordBatch:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from tidemill.client.config import ClientConfig
@@ -149,6 +149,16 @@ class SubscriptionState:
         """Sets the position in an assigned partition to ``offset``."""
         self.position_of(item).seek(offset)
         self._drop_progress(item)
+
+    def move_positions(self, starts: dict[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
+        """Moves the positions from ``starts`` to ``ends``, past records that are returned to the user.
+
+        Until the next poll, ``starts`` are kept as the offsets of records that the user has not processed.
+        """
+        # First: an interrupted poll must not leave a moved position without it.
+        self.returned_offsets = starts
+        for item, offset in ends.items():
+            self.positions[item].offset = offset
 
     def request_reset(self, item: TopicPartition, timestamp: int) -> None:
         """Makes the position in an assigned partition unknown until it is looked up at ``timestamp``."""

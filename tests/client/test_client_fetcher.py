@@ -14,6 +14,7 @@ from record_builders import build_batch
 from tidemill.client.cluster_metadata import Node, Partition, Topic
 from tidemill.client.config import ClientConfig
 from tidemill.client.config_keys import CONSUMER
+from tidemill.client.errors import BrokerUnreachable
 from tidemill.client.fetcher import Fetcher
 from tidemill.client.network_client import NetworkClient
 from tidemill.client.subscription_state import PartitionPosition, SubscriptionState
@@ -34,12 +35,14 @@ class Broker:
 
     def __init__(self) -> None:
         self.bytes_max: list[int] = []
+        self.racks: list[bytes] = []
 
     def version(self, key: ApiKey) -> int:
         return 11
 
     def send(self, key: ApiKey, message: bytes, **options: Any) -> None:
         request = read_request(options["version"], 0, message, 0, len(message))
+        self.racks.append(request.rack)
         self.bytes_max += [requested.bytes_max for requested in request.partitions]
 
 
@@ -93,6 +96,37 @@ def test_the_preferred_read_replica_is_used_while_it_is_known(fetches: Fetches) 
     assert fetches.ask() == [NEARER]
     fetches.position.read_replica_expires_at = 0.0
     assert fetches.ask() == [LEADER]
+
+
+@pytest.mark.parametrize("reached", [False, True])
+def test_a_failed_preferred_read_replica_is_replaced_by_the_leader_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, reached: bool
+) -> None:
+    """A leader that received the rack would name the failed replica again."""
+    fetches = Fetches(monkeypatch, client_rack="r")
+    assert fetches.ask() == [LEADER]
+    fetches.bring(preferred=NEARER)
+    problem = BrokerUnreachable("it does not answer")
+    if reached:
+        assert fetches.ask() == [NEARER]
+        fetches.fetcher._fetch_failed(NEARER, {ITEM: 0}, problem)
+    else:
+        monkeypatch.setattr(fetches.cluster, "ready_connection", lambda *_: None)
+        monkeypatch.setattr(fetches.cluster, "open_in_background", lambda *_: None)
+        fetches.cluster.record_failure(NEARER, problem)
+        assert fetches.ask() == []
+        monkeypatch.setattr(fetches.cluster, "ready_connection", lambda node_id, _: fetches.brokers[node_id])
+    assert fetches.position.error_name == "NETWORK_EXCEPTION"
+    assert fetches.ask() == [LEADER]
+    fetches.position.read_from_leader_until = 0.0
+    assert fetches.ask() == [LEADER]
+    assert fetches.brokers[LEADER].racks == [b"r", b"", b"r"]
+    fetches.bring(preferred=NEARER)
+    assert fetches.ask() == [NEARER]
+    fetches.fetcher._fetch_failed(LEADER, {ITEM: 0}, problem)
+    assert fetches.ask() == [NEARER]
+    fetches.fetcher.close()
+    fetches.cluster.close()
 
 
 @pytest.mark.parametrize(

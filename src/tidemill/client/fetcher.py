@@ -165,18 +165,16 @@ class Fetcher:
         return leader
 
     def _send_to(self, node_id: int, items: list[fetch_requests.PartitionFetch]) -> float:
+        offsets = {TopicPartition(fetch.topic, fetch.partition): fetch.offset for fetch in items}
         connection = self._network_client.ready_connection(node_id, DATA)
         if connection is None:
             blocked = self._network_client.unresponsive_reason(node_id)
             if blocked is not None:
-                for requested in items:
-                    item = TopicPartition(requested.topic, requested.partition)
-                    self._subscriptions.record_error(
-                        item, ErrorCode.NETWORK_EXCEPTION.name, blocked[1], blocked[0]
-                    )
+                self._record_failure(node_id, offsets, blocked[1], blocked[0])
             self._network_client.open_in_background(node_id, DATA, self.wake)
             return self._network_client.connection_delay(node_id) or 1.0
-        throttled_s = connection.throttled_until_s - time.monotonic()
+        now = time.monotonic()
+        throttled_s = connection.throttled_until_s - now
         if throttled_s > 0:
             return throttled_s
         version = fetch_requests.version_for(
@@ -192,9 +190,8 @@ class Fetcher:
             bytes_min=self._bytes_min,
             bytes_max=self._bytes_max,
             committed_only=self.committed_only,
-            rack=self._rack,
+            rack=self._rack_for(offsets, now),
         )
-        offsets = {TopicPartition(fetch.topic, fetch.partition): fetch.offset for fetch in items}
         try:
             self._in_flight[node_id] = connection.send(ApiKey.FETCH, message, version=version), offsets
         except ClientError as problem:
@@ -202,11 +199,29 @@ class Fetcher:
             return self._backoff
         return 1.0
 
+    def _rack_for(self, requested: Iterable[TopicPartition], now: float) -> str:
+        """Returns the rack to send: none if a leader would name a replica that failed a short time ago."""
+        positions = self._subscriptions.positions
+        reads_leader = any(positions[item].read_from_leader_until > now for item in requested)
+        return "" if reads_leader else self._rack
+
     def _fetch_failed(self, node_id: int, requested: Iterable[TopicPartition], problem: Exception) -> None:
-        for item in requested:
-            self._subscriptions.record_error(item, ErrorCode.NETWORK_EXCEPTION.name, str(problem))
+        self._record_failure(node_id, requested, str(problem))
         self._network_client.record_failure(node_id)
         self._network_client.request_refresh()
+
+    def _record_failure(
+        self, node_id: int, requested: Iterable[TopicPartition], reason: str, since: float | None = None
+    ) -> None:
+        """Records that a broker cannot be read; its partitions are read from their leaders for a while."""
+        for item in requested:
+            position = self._subscriptions.positions.get(item)
+            if position is None:
+                continue
+            position.record_error(ErrorCode.NETWORK_EXCEPTION.name, reason, since)
+            if position.preferred_read_replica == node_id:
+                position.preferred_read_replica = NO_BROKER
+                position.read_from_leader_until = time.monotonic() + self._metadata_max_age_s
 
     def waits(self) -> list[Wait]:
         """Returns the partitions that cannot be read now. From any thread."""

@@ -44,6 +44,7 @@ class PartitionPosition:
         "offset",
         "paused",
         "preferred_read_replica",
+        "read_from_leader_until",
         "read_replica_expires_at",
         "reset_timestamp",
         "retry_at",
@@ -59,6 +60,8 @@ class PartitionPosition:
         self.last_stable_offset = -1
         self.preferred_read_replica = -1
         self.read_replica_expires_at = 0.0
+        self.read_from_leader_until = 0.0
+        """Until then, in monotonic seconds, no replica is preferred: the preferred one has failed."""
         self.error_name = ""
         """Why the partition cannot be read now: the name of an error; empty if it can be read."""
         self.error_reason = ""

@@ -50,6 +50,10 @@ FETCH_BYTES = 8 * 1024 * 1024
 """Maximum bytes of a response: large enough to hide its round trip, small enough to stay in the cache."""
 
 
+RETRIED_ERRORS = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.OFFSET_OUT_OF_RANGE})
+"""Errors that a former leader may return, and that end a read only if the current leader confirms them."""
+
+
 class TopicView(NamedTuple):
     """The current state of a topic; ``topic_id`` is None if the broker has no topic ids."""
 
@@ -324,7 +328,7 @@ class _RangeFetch:
             bytes_min=1,
             bytes_max=self.bytes_max,
             committed_only=self.reader.committed_only,
-            rack=self.config.str("client.rack"),
+            rack="",  # With a rack, a leader may return the id of another replica instead of records.
         )
         return connection.send(ApiKey.FETCH, message, version=version)
 
@@ -362,14 +366,14 @@ class _RangeFetch:
         """Raises a final error; returns a retriable error after a pause and a metadata refresh."""
         code = ErrorCode.of(response.error)
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            raise self._out_of_range()
+            self._check_range()
         problem = error_for(
             response.error,
             f"read {self.topic}-{self.partition}",
             topic=self.topic,
             partition=self.partition,
         )
-        if not problem.retriable and code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        if not problem.retriable and code not in RETRIED_ERRORS:
             raise problem
         self._pause_and_refresh()
         views = self.reader.describe([self.topic])
@@ -384,10 +388,13 @@ class _RangeFetch:
         self._check_id(views[self.topic].topic_id or ZERO_ID)
         return problem
 
-    def _out_of_range(self) -> DataLoss:
+    def _check_range(self) -> None:
+        """Raises DataLoss if the log does not have the next record, by the offsets of its current leader."""
         item = TopicPartition(self.topic, self.partition)
         start = self.reader.list_offsets({item: EARLIEST})[item]
         latest = self.reader.list_offsets({item: LATEST})[item]
+        if start <= self.position < latest:
+            return
         if self.position < start:
             last = min(start, self.end) - 1
             text = (
@@ -395,7 +402,7 @@ class _RangeFetch:
             )
         else:
             text = f"{item} ends at {latest}, before the records {self.position} to {self.end - 1}"
-        return DataLoss(
+        raise DataLoss(
             f"{text}; raise retention.ms or retention.bytes of the topic, or start again from its earliest",
             topic=self.topic,
             partition=self.partition,
@@ -409,8 +416,9 @@ class _RangeFetch:
         limit = response.last_stable_offset if self.reader.committed_only else response.high_watermark
         if 0 <= limit <= self.position:
             self.empty_responses += 1
-            if self.empty_responses > 1:  # a new leader may learn its high watermark a moment later
-                raise self._out_of_range()
+            if self.empty_responses > 1:  # The high watermark of a new leader may lag for a moment.
+                self._check_range()
+                self._pause_and_refresh()
 
     def _pause_and_refresh(self) -> None:
         time.sleep(min(self.config.seconds("retry.backoff.ms"), max(0.0, self.deadline - time.monotonic())))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from tidemill.client.cluster_metadata import Node, Partition, Topic
 from tidemill.client.config import ClientConfig
 from tidemill.client.config_keys import CONSUMER
 from tidemill.client.errors import BrokerUnreachable
+from tidemill.client.fetched_records import collect, collect_arrow
 from tidemill.client.fetcher import Fetcher
 from tidemill.client.network_client import NetworkClient
 from tidemill.client.subscription_state import PartitionPosition, SubscriptionState
@@ -72,10 +74,10 @@ class Fetches:
             node_id for node_id, broker in self.brokers.items() if len(broker.bytes_max) > before[node_id]
         ]
 
-    def bring(self, data: bytes = b"", preferred: int = -1) -> None:
+    def bring(self, data: bytes = b"", preferred: int = -1, version: int = 11) -> None:
         response = FetchedPartition(b"t", 0, data)
         response.end, response.preferred_replica = len(data), preferred
-        self.fetcher._handle_partition(ITEM, self.position, 0, response)
+        self.fetcher._handle_partition(ITEM, self.position, 0, response, version)
 
 
 @pytest.fixture
@@ -137,15 +139,40 @@ def test_a_failed_preferred_read_replica_is_replaced_by_the_leader_for_a_while(
         (2**30, [2**30, 2**31 - 1, 2**31 - 1]),
     ],
 )
-def test_a_partial_batch_doubles_the_requested_bytes(
+def test_a_partial_batch_of_an_old_broker_doubles_the_requested_bytes(
     monkeypatch: pytest.MonkeyPatch, first: int, then: list[int]
 ) -> None:
     fetches = Fetches(monkeypatch, max_partition_fetch_bytes=first)
     part = build_batch([(1, b"k", b"v", None)])[:-1]
     for _ in then:
         fetches.ask()
-        fetches.bring(part)
+        if fetches.fetcher._partition_bytes < 2**31 - 1:
+            fetches.bring(part, version=2)
+    assert not fetches.fetcher.completed_fetches
     assert fetches.brokers[LEADER].bytes_max == then
+    fetches.fetcher.close()
+    fetches.cluster.close()
+
+
+@pytest.mark.parametrize(("version", "limit"), [(3, 1 << 20), (11, 1 << 20), (2, 2**31 - 1)])
+@pytest.mark.parametrize("length", [2**31 - 100, 40, -5])
+@pytest.mark.parametrize("as_arrow", [False, True])
+def test_a_first_batch_with_a_damaged_length_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, version: int, limit: int, length: int, as_arrow: bool
+) -> None:
+    """From version 3 on, brokers send whole first batches, even if these exceed the limits."""
+    fetches = Fetches(monkeypatch, max_partition_fetch_bytes=limit)
+    batch = build_batch([(1, b"k", b"v", None)])
+    fetches.bring(batch[:8] + struct.pack(">i", length) + batch[12:], version=version)
+    read: Callable[[Fetcher, SubscriptionState], Any] = partial(collect, count=9)
+    if as_arrow:
+        read = partial(collect_arrow, include_headers=False, bytes_max=1000)
+    for _ in range(2):
+        with pytest.raises(CorruptMessage, match=r"t-0 cannot be read from offset 0 on: .*damaged"):
+            read(fetches.fetcher, fetches.fetcher._subscriptions)
+        assert not fetches.fetcher.completed_fetches
+        fetches.bring(batch[:8] + struct.pack(">i", length) + batch[12:], version=version)
+    assert (fetches.position.offset, fetches.fetcher._partition_bytes) == (0, limit)
     fetches.fetcher.close()
     fetches.cluster.close()
 

@@ -12,7 +12,7 @@ from record_builders import build_batch
 from tidemill.client.cluster_metadata import Partition, Topic
 from tidemill.client.errors import DataLoss
 from tidemill.client.range_reader import RangeReader, _RangeFetch
-from tidemill.model.errors import ErrorCode
+from tidemill.model.errors import CorruptMessage, ErrorCode
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.fetch_layout import FetchedPartition, FetchRequest, read_request
@@ -93,6 +93,19 @@ def test_records_that_the_log_does_not_have_are_a_loss(
     with pytest.raises(DataLoss, match=text):
         reads.read(*responses)
     assert not reads.responses
+
+
+@pytest.mark.parametrize(("version", "bytes_max"), [(3, 1000), (2, 2**31 - 1)])
+def test_a_first_batch_with_a_damaged_length_is_an_error(reads: Reads, version: int, bytes_max: int) -> None:
+    reads.version, reads.run.bytes_max = version, bytes_max
+    with pytest.raises(CorruptMessage, match=r"t-0 cannot be read from offset 100 on: .*damaged"):
+        reads.read(response_with(WHOLE[:-1], END))
+
+
+def test_a_partial_batch_of_an_old_broker_doubles_the_requested_bytes(reads: Reads) -> None:
+    reads.version = 2
+    assert reads.read(response_with(WHOLE[:-1], END), RECORDS) == [RECORDS]
+    assert reads.run.bytes_max == 2000
 
 
 def test_a_read_names_no_rack_since_it_reads_from_the_leader_only(monkeypatch: pytest.MonkeyPatch) -> None:

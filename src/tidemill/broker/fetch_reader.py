@@ -32,14 +32,12 @@ from tidemill.replication.hosted_topics import TopicEntry, TopicTable
 from tidemill.replication.partition import Partition
 from tidemill.replication.read_limits import READ_COMMITTED
 from tidemill.replication.replication_quota import ReplicationQuota
-from tidemill.wire.fetch_layout import DivergingEpoch, FetchRequest, RequestedPartition
+from tidemill.wire.fetch_layout import WHOLE_FIRST_FROM, DivergingEpoch, FetchRequest, RequestedPartition
 
 RECORDS_BYTES_MAX: Final = 0x70000000
 """The limit for the records of one response, which with all other fields stays below 2 GiB."""
 ALL_FORMATS_FROM: Final = 4
 """From this version on clients know all message formats, and receive records as they are stored."""
-WHOLE_FIRST_FROM: Final = 3
-"""From this version on the first batch of a response is complete, even if it exceeds the limits."""
 UNLIMITED_BYTES: Final = 1 << 40
 """A limit above the size of any segment."""
 RANGES_MAX: Final = 10_000

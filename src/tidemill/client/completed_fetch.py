@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tidemill.client.fetch_requests import next_offset
+from tidemill.client.fetch_requests import next_offset, no_whole_batch
 from tidemill.model.errors import KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
@@ -105,7 +105,11 @@ class CompletedFetch:
         self._records: list[Record] = []
         self._returned = 0
         self._next_batch_offset = offset
+        self.end_offset = next_offset(response.data, response.start, response.end, offset)
+        """The offset after the last whole batch: the start of the next fetch."""
         self._cached_error: KafkaError | None = None
+        if self.end_offset == offset and response.end > response.start:
+            self._cached_error = no_whole_batch(item, offset, response)
 
     def fetch_records(self, count: int) -> list[Record]:
         """Returns up to ``count`` records; fewer, or none, once all are returned.
@@ -179,16 +183,12 @@ class CompletedFetch:
             return False
         return not (batch.is_transactional and batch.producer_id in self._aborted_producer_ids)
 
-    @property
-    def end_offset(self) -> int:
-        """The offset after the last whole batch: the start of the next fetch."""
-        response = self._response
-        return next_offset(response.data, response.start, response.end, self.next_offset)
-
     def fetch_arrow(self, include_headers: bool, bytes_max: int) -> Iterator[Any]:
         """Yields the remaining records as ``pyarrow`` record batches, and moves the position past them."""
         from tidemill.client.arrow import record_batch
 
+        if self._cached_error is not None:
+            raise self._cached_error
         response = self._response
         position = response.start
         while not self.is_consumed:

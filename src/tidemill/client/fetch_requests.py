@@ -8,10 +8,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from itertools import chain
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from tidemill.model.errors import ProtocolError
-from tidemill.model.types import ZERO_ID
+from tidemill.model.errors import CorruptMessage, ProtocolError
+from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.batch import (
     CURRENT_MAGIC,
     LAST_OFFSET_DELTA,
@@ -24,6 +24,7 @@ from tidemill.records.batch import (
 from tidemill.wire.fetch_layout import (
     BY_ID,
     FLEXIBLE,
+    FetchedPartition,
     FetchRequest,
     FetchResponse,
     RequestedPartition,
@@ -31,6 +32,9 @@ from tidemill.wire.fetch_layout import (
     write_request,
 )
 from tidemill.wire.primitives import skip_tag_section
+
+LIMIT_BYTES_MAX: Final = 2**31 - 1
+"""The largest limit that a request can have for the bytes of a partition."""
 
 _I64 = struct.Struct(">q")
 _I32 = struct.Struct(">i")
@@ -118,3 +122,11 @@ def next_offset(data: bytes, start: int, end: int, default: int) -> int:
         after = max(after, last + 1)
         start += size
     return after
+
+
+def no_whole_batch(item: TopicPartition, offset: int, response: FetchedPartition) -> CorruptMessage:
+    """Returns the error of a response without a whole batch, if the broker does not cut off the first one."""
+    return CorruptMessage(
+        f"{item} cannot be read from offset {offset} on: a response of {response.end - response.start} bytes "
+        "has no whole batch; the length of its first batch is damaged"
+    )

@@ -27,7 +27,7 @@ from tidemill.model.errors import INVALID_METADATA, ErrorCode, ProtocolError
 from tidemill.model.types import NO_BROKER, TopicPartition
 from tidemill.model.unpacked_limit import UNPACKED_KEY
 from tidemill.wire.apis import ApiKey
-from tidemill.wire.fetch_layout import BY_ID, FetchedPartition
+from tidemill.wire.fetch_layout import BY_ID, WHOLE_FIRST_FROM, FetchedPartition
 
 ResultT = TypeVar("ResultT")
 
@@ -339,7 +339,7 @@ class Fetcher:
             offset = requested.get(item)
             if position is None or offset is None or position.offset != offset:
                 continue
-            self._handle_partition(item, position, offset, fetched)
+            self._handle_partition(item, position, offset, fetched, request.version)
 
     def _back_off(self, items: dict[TopicPartition, int], code: ErrorCode) -> None:
         until = time.monotonic() + self._backoff
@@ -350,7 +350,12 @@ class Fetcher:
                 position.retry_at = until
 
     def _handle_partition(
-        self, item: TopicPartition, position: PartitionPosition, offset: int, response: FetchedPartition
+        self,
+        item: TopicPartition,
+        position: PartitionPosition,
+        offset: int,
+        response: FetchedPartition,
+        version: int,
     ) -> None:
         code = ErrorCode.of(response.error)
         if code == ErrorCode.NONE:
@@ -362,9 +367,6 @@ class Fetcher:
                 position.preferred_read_replica = replica
                 position.read_replica_expires_at = time.monotonic() + self._metadata_max_age_s
             if response.end > response.start:
-                if fetch_requests.next_offset(response.data, response.start, response.end, offset) == offset:
-                    self._partition_bytes = min(2 * self._partition_bytes, 2**31 - 1)  # part of a large batch
-                    return
                 completed_fetch = CompletedFetch(
                     item,
                     response,
@@ -373,6 +375,11 @@ class Fetcher:
                     check_crcs=self._check_crcs,
                     unpacked_bytes_max=self._unpacked_bytes_max,
                 )
+                bytes_max = fetch_requests.LIMIT_BYTES_MAX
+                has_batch = completed_fetch.end_offset > offset
+                if not has_batch and version < WHOLE_FIRST_FROM and self._partition_bytes < bytes_max:
+                    self._partition_bytes = min(2 * self._partition_bytes, bytes_max)  # part of a large batch
+                    return
                 self.completed_fetches.append(completed_fetch)
             return
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:

@@ -36,7 +36,7 @@ from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.model.unpacked_limit import UNPACKED_KEY
 from tidemill.wire.apis import ApiKey
-from tidemill.wire.fetch_layout import FetchedPartition
+from tidemill.wire.fetch_layout import WHOLE_FIRST_FROM, FetchedPartition
 from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 
 if TYPE_CHECKING:
@@ -278,14 +278,14 @@ class _RangeFetch:
                 failure, request = problem, None
                 self._pause_and_refresh()
                 continue
-            request = None
+            version, request = request.version, None
             if response.error:
                 failure = self._handle_error(response)
                 continue
             first = self.position
             after = fetch_requests.next_offset(response.data, response.start, response.end, first)
             if after == first:
-                self._handle_no_batch(response)
+                self._handle_no_batch(response, version)
                 continue
             self.position, self.empty_responses, self.deadline = after, 0, time.monotonic() + self.timeout_s
             if after < self.end:
@@ -408,10 +408,13 @@ class _RangeFetch:
             partition=self.partition,
         )
 
-    def _handle_no_batch(self, response: FetchedPartition) -> None:
+    def _handle_no_batch(self, response: FetchedPartition, version: int) -> None:
         """Handles a response without a whole batch: log end, batch larger than the limit, or wait expired."""
         if response.end > response.start:
-            self.bytes_max = min(self.bytes_max * 2, 2**31 - 1)
+            if version >= WHOLE_FIRST_FROM or self.bytes_max == fetch_requests.LIMIT_BYTES_MAX:
+                item = TopicPartition(self.topic, self.partition)
+                raise fetch_requests.no_whole_batch(item, self.position, response)
+            self.bytes_max = min(self.bytes_max * 2, fetch_requests.LIMIT_BYTES_MAX)
             return
         limit = response.last_stable_offset if self.reader.committed_only else response.high_watermark
         if 0 <= limit <= self.position:

@@ -53,6 +53,8 @@ from tidemill.wire.primitives import read_tag_count, read_uvarint, skip_tag_sect
 FIRST_VERSION: Final = 0
 LAST_VERSION: Final = 18
 BYTES_MAX_FROM: Final = 3
+WHOLE_FIRST_FROM: Final = 3
+"""From this version on the first batch of a response is complete, even if it exceeds the limits."""
 ISOLATION_FROM: Final = 4
 LOG_START_FROM: Final = 5
 SESSIONS_FROM: Final = 7

@@ -44,7 +44,7 @@ from tidemill.client.config_keys import COMMON
 from tidemill.client.connection import Connection
 from tidemill.client.consumer_protocol import decode_assignment
 from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout, check, error_for
-from tidemill.client.group_commits import commit_offsets
+from tidemill.client.group_commits import commit_offsets, offsets_to_commit
 from tidemill.client.group_offsets import Committed, fetch_offsets
 from tidemill.client.group_requests import CONSUMER_PROTOCOL, call_coordinator, leave_group
 from tidemill.client.network_client import CONTROL
@@ -650,12 +650,7 @@ class Admin:
         timeout: float | None = None,
     ) -> None:
         """Sets committed offsets of a group without members."""
-        wanted = {
-            TopicPartition(*item): (
-                (at, -1, "") if isinstance(at, int) else (at.offset, at.leader_epoch, at.metadata)
-            )
-            for item, at in offsets.items()
-        }
+        wanted = offsets_to_commit(offsets)
         try:
             commit_offsets(self._network_client, group, wanted, self._connections.deadline(timeout))
         except ClientError as problem:

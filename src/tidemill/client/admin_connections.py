@@ -10,7 +10,7 @@ from tidemill.client.config import ClientConfig
 from tidemill.client.connection import Connection
 from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout
 from tidemill.client.network_client import CONTROL, NetworkClient
-from tidemill.client.offsets import partitions_by_leader
+from tidemill.client.offsets import leader_connection, partitions_by_leader
 from tidemill.model.errors import RETRIABLE, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
@@ -83,7 +83,7 @@ class AdminConnections:
             again: list[TopicPartition] = []
             for node_id, part in partitions_by_leader(self.network_client, left, deadline, "use").items():
                 try:
-                    connection = self._leader_connection(node_id, part, deadline)
+                    connection = leader_connection(self.network_client, node_id, part, deadline)
                     answered = send(connection, part)
                 except (BrokerUnreachable, RequestTimeout) as problem:
                     silent = problem
@@ -114,13 +114,6 @@ class AdminConnections:
             if not response.error_code:
                 return sorted(b.broker_id for b in response.brokers if b.broker_id in known)
         return sorted(known)
-
-    def _leader_connection(self, node_id: int, part: list[TopicPartition], deadline: float) -> Connection:
-        if node_id < 0:
-            raise BrokerUnreachable(
-                f"no leader for {', '.join(map(str, part))}", ErrorCode.LEADER_NOT_AVAILABLE
-            )
-        return self.network_client.connection(node_id, CONTROL, deadline)
 
 
 def remaining_ms(deadline: float) -> int:

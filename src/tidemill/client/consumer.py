@@ -41,7 +41,7 @@ from tidemill.client.errors import (
 )
 from tidemill.client.fetched_records import collect, collect_arrow
 from tidemill.client.fetcher import Fetcher
-from tidemill.client.group_commits import log_failed_commit
+from tidemill.client.group_commits import Offsets, log_failed_commit, offsets_to_commit
 from tidemill.client.group_offsets import Committed, fetch_offsets
 from tidemill.client.network_client import NetworkClient, PollEnded
 from tidemill.client.offset_resets import OffsetResets
@@ -371,17 +371,8 @@ class Consumer:
         assignors = assignors_for(self.config["partition.assignment.strategy"])
         return ConsumerCoordinator(self._network_client, assignors, self._subscriptions, self._fetcher)
 
-    def _offsets_to_commit(
-        self, offsets: Mapping[TopicPartition, int | Committed] | None
-    ) -> dict[TopicPartition, tuple[int, int, str]]:
-        if offsets is None:
-            return self._subscriptions.all_consumed()
-        return {
-            TopicPartition(*item): (at, -1, "")
-            if isinstance(at, int)
-            else (at.offset, at.leader_epoch, at.metadata)
-            for item, at in offsets.items()
-        }
+    def _offsets_to_commit(self, offsets: Mapping[TopicPartition, int | Committed] | None) -> Offsets:
+        return self._subscriptions.all_consumed() if offsets is None else offsets_to_commit(offsets)
 
     # -- Positions ----------------------------------------------------------------------------------------
 

@@ -96,7 +96,11 @@ def _list_offsets(
         failures |= unknown
         for node_id, items in led.items():
             try:
-                request = _send(network_client, node_id, items, left, deadline, committed_only)
+                connection = leader_connection(network_client, node_id, items, deadline)
+                requested = {item: left[item] for item in items}
+                request = send_list_offsets(
+                    connection, requested, network_client.config, committed_only=committed_only
+                )
                 requests.append((request, items))
             except (BrokerUnreachable, RequestTimeout) as problem:
                 again.update(dict.fromkeys(items, problem))
@@ -111,14 +115,12 @@ def _list_offsets(
         left = {item: at for item, at in left.items() if item not in found and item not in failures}
         if not left or (all_or_none and failures):
             break
+        late = RequestTimeout(
+            f"no offsets for {', '.join(map(str, left))} within {time.monotonic() - began:.1f} s"
+        )
         network_client.retrying = (began, str(next(iter(again.values()), "no leader answers")))
-        if not network_client.wait_for_retry(deadline):
-            late = RequestTimeout(
-                f"no offsets for {', '.join(map(str, left))} within {time.monotonic() - began:.1f} s"
-            )
-            failures.update({item: again.get(item, late) for item in left})
-            break
         try:
+            network_client.back_off(late, deadline)
             network_client.refresh(deadline)
         except ClientError as problem:
             failures.update({item: again.get(item, problem) for item in left})
@@ -161,19 +163,13 @@ def partitions_by_leader_or_failures(
     return found, failures
 
 
-def _send(
-    network_client: NetworkClient,
-    node_id: int,
-    items: Iterable[TopicPartition],
-    times: Mapping[TopicPartition, int],
-    deadline: float,
-    committed_only: bool,
-) -> InFlightRequest:
+def leader_connection(
+    network_client: NetworkClient, node_id: int, items: Iterable[TopicPartition], deadline: float
+) -> Connection:
+    """Returns a connection to the leader of ``items``. Raises BrokerUnreachable if there is no leader."""
     if node_id < 0:
         raise BrokerUnreachable("no leader for " + ", ".join(map(str, items)), ErrorCode.LEADER_NOT_AVAILABLE)
-    connection = network_client.connection(node_id, CONTROL, deadline)
-    requested = {item: times[item] for item in items}
-    return send_list_offsets(connection, requested, network_client.config, committed_only=committed_only)
+    return network_client.connection(node_id, CONTROL, deadline)
 
 
 def send_list_offsets(

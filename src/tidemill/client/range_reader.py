@@ -29,7 +29,7 @@ from tidemill.client.errors import (
     TopicRecreated,
     error_for,
 )
-from tidemill.client.group_commits import commit_offsets
+from tidemill.client.group_commits import commit_offsets, offsets_to_commit
 from tidemill.client.network_client import DATA, NetworkClient
 from tidemill.client.offsets import list_offsets
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
@@ -125,9 +125,9 @@ class RangeReader:
                 break
             name, code = next(iter(waiting.items()))
             problem = error_for(code, f"read the metadata of topic {name!r}", topic=name)
-            if not problem.retriable or time.monotonic() >= deadline:
+            if not problem.retriable:
                 raise problem
-            time.sleep(self.config.seconds("retry.backoff.ms"))
+            network_client.back_off(problem, deadline)
         return {
             name: TopicView(None if found.topic_id == ZERO_ID else found.topic_id, len(found.partitions))
             for name in topics
@@ -163,7 +163,7 @@ class RangeReader:
         commit_offsets(
             self._network_client,
             group,
-            {item: (offset, -1, "") for item, offset in offsets.items()},
+            offsets_to_commit(offsets),
             self._deadline() if timeout is None else time.monotonic() + timeout,
         )
 
@@ -424,7 +424,8 @@ class _RangeFetch:
                 self._pause_and_refresh()
 
     def _pause_and_refresh(self) -> None:
-        time.sleep(min(self.config.seconds("retry.backoff.ms"), max(0.0, self.deadline - time.monotonic())))
+        left_s = max(0.0, self.deadline - time.monotonic())
+        self.network_client.pause(min(self.config.seconds("retry.backoff.ms"), left_s))
         try:
             self.network_client.refresh(self.deadline)
         except KafkaError as problem:

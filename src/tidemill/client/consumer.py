@@ -66,7 +66,7 @@ PERMANENT_ERRORS = frozenset({ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.TOPIC
 
 
 class ConsumerState(Enum):
-    """The states of a consumer, in the order in which it passes them."""
+    """The states of a consumer, in the order of their transitions."""
 
     OPEN = "open"
     CLOSING = "closing"
@@ -178,7 +178,6 @@ class Consumer:
         """
         count = self.config.int("max.poll.records") if max_records is None else max_records
         with self._acquire():
-            self._begin_poll()
             found = self._poll_until(timeout, lambda: collect(self._fetcher, self._subscriptions, count))
             return ConsumerRecords(found or {})
 
@@ -191,7 +190,6 @@ class Consumer:
         Python object for a record.
         """
         with self._acquire():
-            self._begin_poll()
             return self._poll_until(
                 timeout,
                 lambda: collect_arrow(self._fetcher, self._subscriptions, include_headers, bytes_max),
@@ -222,6 +220,7 @@ class Consumer:
 
     def _poll_until(self, timeout: float, collect: Callable[[], FoundT]) -> FoundT | None:
         deadline = time.monotonic() + timeout
+        self._begin_poll()
         if not self._subscriptions.is_subscribed and not self._subscriptions.positions:
             raise ValueError("the consumer has nothing to read; subscribe() or assign() first")
         while True:
@@ -498,8 +497,8 @@ class Consumer:
         return max(0, end - position.offset) if end >= 0 and position.offset is not None else None
 
     def partition_errors(self) -> dict[TopicPartition, tuple[str, float]]:
-        """Returns the assigned partitions that cannot be read: the name of the error, and since how many
-        seconds.
+        """Returns the assigned partitions that cannot be read: the name of the error, and the seconds since
+        its start.
 
         The consumer retries: a partition may get a leader, or a disk may return.
         """
@@ -565,7 +564,7 @@ class Consumer:
     # -- Close --------------------------------------------------------------------------------------------
 
     def waits(self) -> list[Wait]:
-        """Returns the reasons why no records arrive, and since when. From any thread.
+        """Returns the reasons for missing records, each with its start time. From any thread.
 
         See :mod:`tidemill.client.wait_reasons`.
         """

@@ -325,7 +325,6 @@ class Fetcher:
         if request.version >= CLIENT_THROTTLES_FROM:
             request.connection.throttled_until_s = time.monotonic() + response.throttle_ms / 1000
         if response.error:
-            self._network_client.request_refresh()
             self._back_off(requested, ErrorCode.of(response.error))
             return
         by_id = request.version >= BY_ID
@@ -341,7 +340,9 @@ class Fetcher:
                 continue
             self._handle_partition(item, position, offset, fetched, request.version)
 
-    def _back_off(self, items: dict[TopicPartition, int], code: ErrorCode) -> None:
+    def _back_off(self, items: Iterable[TopicPartition], code: ErrorCode) -> None:
+        """Fetches the partitions again after a refresh of the metadata and a pause."""
+        self._network_client.request_refresh()
         until = time.monotonic() + self._backoff
         for item in items:
             position = self._subscriptions.positions.get(item)
@@ -376,19 +377,17 @@ class Fetcher:
                     unpacked_bytes_max=self._unpacked_bytes_max,
                 )
                 bytes_max = fetch_requests.LIMIT_BYTES_MAX
-                has_batch = completed_fetch.end_offset > offset
-                if not has_batch and version < WHOLE_FIRST_FROM and self._partition_bytes < bytes_max:
-                    self._partition_bytes = min(2 * self._partition_bytes, bytes_max)  # part of a large batch
-                    return
-                self.completed_fetches.append(completed_fetch)
+                is_cut_off = completed_fetch.end_offset == offset and version < WHOLE_FIRST_FROM
+                if is_cut_off and self._partition_bytes < bytes_max:
+                    self._partition_bytes = min(2 * self._partition_bytes, bytes_max)
+                else:
+                    self.completed_fetches.append(completed_fetch)
             return
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
             self._handle_offset_out_of_range(item, position, offset)
         elif code in FETCH_REFRESH_ERRORS:
-            position.preferred_read_replica = -1
-            _note_error(position, code)
-            position.retry_at = time.monotonic() + self._backoff
-            self._network_client.request_refresh()
+            position.preferred_read_replica = NO_BROKER
+            self._back_off([item], code)
         else:
             position.retry_at = time.monotonic() + self._backoff
             raise error_for(response.error, f"read {item}", topic=item.topic, partition=item.partition)
@@ -397,7 +396,7 @@ class Fetcher:
         self, item: TopicPartition, position: PartitionPosition, offset: int
     ) -> None:
         if position.preferred_read_replica >= 0:
-            position.preferred_read_replica = -1  # the replica may be behind; the leader decides
+            position.preferred_read_replica = NO_BROKER  # It may be behind; the leader decides.
             return
         reset_timestamp = self._subscriptions.default_reset_timestamp
         if reset_timestamp is None:

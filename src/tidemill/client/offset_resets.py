@@ -35,7 +35,7 @@ class OffsetResets:
         """By broker, the request in flight, and the timestamp that it has for each partition."""
         self._retry_at = 0.0
         self.failures: dict[TopicPartition, ClientError] = {}
-        """Why a partition has no position yet."""
+        """The last error of each partition that has no position yet."""
 
     @property
     def connections(self) -> list[Connection]:

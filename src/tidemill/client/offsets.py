@@ -196,19 +196,16 @@ def send_list_offsets(
 
 def read_list_offsets(request: InFlightRequest, items: Iterable[TopicPartition]) -> OffsetsAndFailures:
     """Returns the results in the response to a request for ``items``."""
-    result = OffsetsAndFailures({}, {}, {})
     broker = request.connection.address
-    if not request.done:
-        late = RequestTimeout(
-            f"broker {broker} has not answered ListOffsets {request.wait_text}", broker=broker
-        )
-        result.retriable.update(dict.fromkeys(items, late))
-        return result
     try:
+        if not request.done:
+            raise RequestTimeout(
+                f"broker {broker} has not answered ListOffsets {request.wait_text}", broker=broker
+            )
         response = request.response(ListOffsetsResponse)
     except (BrokerUnreachable, RequestTimeout) as problem:
-        result.retriable.update(dict.fromkeys(items, problem))
-        return result
+        return OffsetsAndFailures({}, {}, dict.fromkeys(items, problem))
+    result = OffsetsAndFailures({}, {}, {})
     for topic in response.topics:
         for entry in topic.partitions:
             item = TopicPartition(topic.name, entry.partition_index)

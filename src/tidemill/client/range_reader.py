@@ -253,8 +253,8 @@ class _RangeFetch:
         self.reader = reader
         self.network_client = network_client
         self.config = reader.config
-        self.topic = topic
-        self.partition = partition
+        self.item = TopicPartition(topic, partition)
+        self.topic, self.partition = self.item
         self.position = start
         self.end = end
         self.topic_id = topic_id
@@ -313,7 +313,7 @@ class _RangeFetch:
         if leader < 0:
             self.network_client.request_refresh()
             raise BrokerUnreachable(
-                f"{self.topic}-{self.partition} has no leader; wait, or check the brokers of its replicas",
+                f"{self.item} has no leader; wait, or check the brokers of its replicas",
                 ErrorCode.LEADER_NOT_AVAILABLE,
             )
         connection = self.network_client.connection(leader, DATA, self.deadline)
@@ -369,7 +369,7 @@ class _RangeFetch:
             self._check_range()
         problem = error_for(
             response.error,
-            f"read {self.topic}-{self.partition}",
+            f"read {self.item}",
             topic=self.topic,
             partition=self.partition,
         )
@@ -390,7 +390,7 @@ class _RangeFetch:
 
     def _check_range(self) -> None:
         """Raises DataLoss if the log does not have the next record, by the offsets of its current leader."""
-        item = TopicPartition(self.topic, self.partition)
+        item = self.item
         start = self.reader.list_offsets({item: EARLIEST})[item]
         latest = self.reader.list_offsets({item: LATEST})[item]
         if start <= self.position < latest:
@@ -412,8 +412,7 @@ class _RangeFetch:
         """Handles a response without a whole batch: log end, batch larger than the limit, or wait expired."""
         if response.end > response.start:
             if version >= WHOLE_FIRST_FROM or self.bytes_max == fetch_requests.LIMIT_BYTES_MAX:
-                item = TopicPartition(self.topic, self.partition)
-                raise fetch_requests.no_whole_batch(item, self.position, response)
+                raise fetch_requests.no_whole_batch(self.item, self.position, response)
             self.bytes_max = min(self.bytes_max * 2, fetch_requests.LIMIT_BYTES_MAX)
             return
         limit = response.last_stable_offset if self.reader.committed_only else response.high_watermark
@@ -433,7 +432,7 @@ class _RangeFetch:
 
     def _no_progress(self) -> RequestTimeout:
         return RequestTimeout(
-            f"no record of {self.topic}-{self.partition} at {self.position} came within "
+            f"no record of {self.item} at {self.position} came within "
             f"default.api.timeout.ms={self.config.int('default.api.timeout.ms')}; is its leader overloaded?",
             topic=self.topic,
             partition=self.partition,

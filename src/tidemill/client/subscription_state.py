@@ -63,11 +63,11 @@ class PartitionPosition:
         self.read_from_leader_until = 0.0
         """Until then, in monotonic seconds, no replica is preferred: the preferred one has failed."""
         self.error_name = ""
-        """Why the partition cannot be read now: the name of an error; empty if it can be read."""
+        """The name of the error that prevents reads of the partition; empty without an error."""
         self.error_reason = ""
         """The text of the error, with the next step."""
         self.error_since = 0.0
-        """Since when the partition cannot be read, in monotonic seconds."""
+        """The time of the first error since the last successful read, in monotonic seconds."""
 
     def seek(self, offset: int) -> None:
         """Sets the position to ``offset``."""
@@ -109,7 +109,7 @@ class SubscriptionState:
 
     @property
     def is_subscribed(self) -> bool:
-        """Whether it subscribes to topics or a pattern, and has no manually assigned partitions."""
+        """Whether the consumer subscribes to topics or a pattern, and has no manually assigned partitions."""
         return bool(self.topics) or self.pattern is not None
 
     def subscribe(
@@ -158,7 +158,7 @@ class SubscriptionState:
 
         Until the next poll, ``starts`` are kept as the offsets of records that the user has not processed.
         """
-        # First: an interrupted poll must not leave a moved position without it.
+        # First, so that an interrupted poll leaves no moved position without its start.
         self.returned_offsets = starts
         for item, offset in ends.items():
             self.positions[item].offset = offset

@@ -52,6 +52,7 @@ from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
 from tidemill.groups.offset_records import GroupRecord, OffsetsRecord, decode_record
 from tidemill.model.errors import ErrorCode
+from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 
 WALL_MS = 1_700_000_000_000
@@ -235,9 +236,15 @@ class Bench:
             self.now,
         )
 
+    def read_subscriptions(self) -> None:
+        """Decodes the subscriptions of all groups."""
+        for group in self.state_machine.groups.values():
+            run_at_once(group.read_subscriptions_in_slices())
+
     def forget(self, waiter: str, *words: str) -> None:
         names = [word.rpartition("-") for word in words]
         partitions = tuple((topic, int(partition)) for topic, _, partition in names)
+        self.read_subscriptions()
         self.state_machine.delete_offsets(GROUP, partitions, Waiter(waiter), self.now)
 
     def play(self, line: str) -> None:
@@ -254,6 +261,7 @@ class Bench:
         elif verb == "delete":
             self.state_machine.delete_groups((GROUP,), Waiter(rest[0]), self.now)
         elif verb == "expire":
+            self.read_subscriptions()
             self.state_machine.expire(list(self.state_machine.groups), self.now)
         else:
             getattr(self, verb)(*rest, **given)

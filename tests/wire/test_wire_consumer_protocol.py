@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tidemill.model.errors import ProtocolError
-from tidemill.wire.consumer_protocol_codec import decode_subscribed_topics
+from tidemill.model.event_loop_slices import run_at_once
+from tidemill.wire.consumer_protocol_codec import subscribed_topics_in_slices
 
 
 @pytest.mark.parametrize(
@@ -20,7 +21,7 @@ from tidemill.wire.consumer_protocol_codec import decode_subscribed_topics
     ids=["version-0", "no-topics", "damage-after-user-data", "later-version", "as-many-as-allowed"],
 )
 def test_the_topics_of_a_subscription_of_any_version_are_read(data: str, topics: list[str]) -> None:
-    assert decode_subscribed_topics(bytes.fromhex(data)) == topics
+    assert run_at_once(subscribed_topics_in_slices(bytes.fromhex(data))) == topics
 
 
 @pytest.mark.parametrize(
@@ -39,4 +40,4 @@ def test_the_topics_of_a_subscription_of_any_version_are_read(data: str, topics:
 )
 def test_a_malformed_subscription_raises(data: str) -> None:
     with pytest.raises(ProtocolError):
-        decode_subscribed_topics(bytes.fromhex(data))
+        run_at_once(subscribed_topics_in_slices(bytes.fromhex(data)))

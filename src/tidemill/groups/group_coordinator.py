@@ -49,6 +49,7 @@ from tidemill.groups.timers import (
     Timers,
 )
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.event_loop_slices import run_in_slices
 from tidemill.model.system_interfaces import Clock
 from tidemill.model.task_set import TaskSet
 from tidemill.net.deadlines import Scheduler
@@ -96,6 +97,7 @@ class GroupCoordinator:
         self._numbers = 0
         self._tasks = TaskSet()
         self._loads = TaskSet()
+        self._subscriptions_lock = asyncio.Lock()
         self._topic_creation: asyncio.Task[None] | None = None
         self._reports_moves = asyncio.Event()
         """Cleared while the broker stops. OffsetFetch requests for groups that moved wait until it is set."""
@@ -285,9 +287,12 @@ class GroupCoordinator:
             group_ids = list(shard.groups)
             removed = 0
             for start in range(0, len(group_ids), EXPIRE_SLICE_GROUPS):
+                some = group_ids[start : start + EXPIRE_SLICE_GROUPS]
+                for group_id in some:
+                    await self._read_subscriptions(shard, group_id)
                 if shard.is_closed:
                     break
-                removed += shard.expire(group_ids[start : start + EXPIRE_SLICE_GROUPS])
+                removed += shard.expire(some)
                 await asyncio.sleep(0)
             if removed:
                 logger.info("%s-%d: %d expired records removed", OFFSETS_TOPIC, shard.partition, removed)
@@ -437,9 +442,23 @@ class GroupCoordinator:
     ) -> DeleteOffsetsResult:
         """Removes committed offsets of partitions that no member consumes."""
         shard, error = self._find_named(group_id)
+        while shard is not None and await self._read_subscriptions(shard, group_id):
+            shard, error = self._find_named(group_id)
         if shard is None:
             return DeleteOffsetsResult(error=error)
         return await shard.delete_offsets(group_id, partitions)
+
+    async def _read_subscriptions(self, shard: GroupCoordinatorShard, group_id: str) -> bool:
+        """Decodes the subscriptions of a group, in slices, and of one group at a time.
+
+        Returns False if they were decoded before. Otherwise the group may have another generation now.
+        """
+        group = shard.groups.get(group_id)
+        if group is None or group.unread_subscriptions is None:
+            return False
+        async with self._subscriptions_lock:
+            await run_in_slices(group.read_subscriptions_in_slices())
+        return True
 
     def describe(self, group_id: str) -> DescribedGroup | ErrorCode:
         """Returns a group's description, or the error that prevents it."""

@@ -16,6 +16,7 @@ Dead                    removed, or moved to another coordinator: the final stat
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Generator, Iterable
 from enum import Enum
 from typing import Final
 
@@ -25,6 +26,8 @@ from tidemill.model.errors import ProtocolError, TidemillError
 from tidemill.model.transition_table import NONE, TransitionTable
 
 CONSUMER_PROTOCOL: Final = "consumer"
+SUBSCRIBED_TOPICS_MAX: Final = 100_000
+"""The topics of a group that are held in memory. A group with more counts as a consumer of all topics."""
 
 
 class GroupState(Enum):
@@ -154,6 +157,7 @@ class GroupMetadata:
         "static_members",
         "storing_generation",
         "subscribed_topics",
+        "unread_subscriptions",
     )
 
     def __init__(self, group_id: str, wall_ms: int) -> None:
@@ -175,7 +179,9 @@ class GroupMetadata:
         """The number of members that wait for the response to a join."""
         self.protocol_counts: Counter[str] = Counter()
         self.subscribed_topics: frozenset[str] | None = None
-        """None where the members' subscriptions cannot be read."""
+        """None while the members' subscriptions are unread, or where they cannot be read."""
+        self.unread_subscriptions: list[bytes] | None = None
+        """The subscriptions of the generation, until :meth:`read_subscriptions_in_slices` decodes them."""
         self.new_member_added = False
         self.initial_delay_ms = 0
         self.initial_remaining_ms: int | None = None
@@ -288,27 +294,27 @@ class GroupMetadata:
             raise GroupInvariantError(f"group {self.group_id} has no protocol that all its members support")
         return votes.most_common(1)[0][0]
 
-    def read_subscriptions(self) -> None:
-        """Computes the topics that the members consume, which decide the offsets that may expire."""
-        self.subscribed_topics = None
-        if self.protocol_type != CONSUMER_PROTOCOL:
-            return
-        if not self.members:
-            self.subscribed_topics = frozenset()
-        elif self.protocol_name is not None:
-            # Imported late: a broker without groups decodes no subscriptions.
-            from tidemill.wire.consumer_protocol_codec import decode_subscribed_topics
+    def set_subscriptions(self) -> None:
+        """Sets the subscriptions of the generation, which decide the offsets that may expire.
 
-            topics: set[str] = set()
-            for member in self.members.values():
-                try:
-                    topics.update(decode_subscribed_topics(member.metadata(self.protocol_name)))
-                except ProtocolError:
-                    return
-            self.subscribed_topics = frozenset(topics)
+        They are not decoded here: the members choose their number and their size.
+        """
+        self.subscribed_topics = self.unread_subscriptions = None
+        if self.protocol_type == CONSUMER_PROTOCOL and (self.protocol_name is not None or not self.members):
+            self.unread_subscriptions = [
+                member.metadata(self.protocol_name) for member in self.members.values()
+            ]
+
+    def read_subscriptions_in_slices(self) -> Generator[None, None, None]:
+        """Decodes the subscriptions, if they are unread. A new generation meanwhile leaves its own unread."""
+        unread = self.unread_subscriptions
+        if unread is not None:
+            topics = yield from _topics_in_slices(unread)
+            if self.unread_subscriptions is unread:
+                self.subscribed_topics, self.unread_subscriptions = topics, None
 
     def is_subscribed(self, topic: str) -> bool:
-        """Whether a member consumes the topic; with an unreadable subscription it consumes all topics."""
+        """Whether a member consumes the topic; with unknown subscriptions it consumes all topics."""
         if self.subscribed_topics is None:
             return self.protocol_type == CONSUMER_PROTOCOL
         return topic in self.subscribed_topics
@@ -374,4 +380,20 @@ class GroupMetadata:
                 )
             )
         self.leader = value.leader if value.leader in self.members else self.leader
-        self.read_subscriptions()
+        self.set_subscriptions()
+
+
+def _topics_in_slices(subscriptions: Iterable[bytes]) -> Generator[None, None, frozenset[str] | None]:
+    """Returns the topics of all subscriptions; None if one is unreadable, or if the topics are too many."""
+    # Imported late: a broker without groups decodes no subscriptions.
+    from tidemill.wire.consumer_protocol_codec import subscribed_topics_in_slices
+
+    topics: set[str] = set()
+    for data in subscriptions:
+        try:
+            topics.update((yield from subscribed_topics_in_slices(data)))
+        except ProtocolError:
+            return None
+        if len(topics) > SUBSCRIBED_TOPICS_MAX:
+            return None
+    return frozenset(topics)

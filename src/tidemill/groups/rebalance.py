@@ -113,12 +113,12 @@ def complete_join(group: GroupMetadata, context: EventContext) -> None:
     if not group.members:
         group.protocol_name = None
         group.leader = None
-        group.read_subscriptions()
+        group.set_subscriptions()
         context.change_state(group, ALL_LEFT, "no members are left")
         store_group(group, {}, EmptyGroupStored(group_id=group.group_id), context)
         return
     group.protocol_name = group.select_protocol()
-    group.read_subscriptions()
+    group.set_subscriptions()
     context.change_state(group, ALL_JOINED, "members have joined")
     for member in group.members.values():
         waiter = group.set_joining(member, None)

@@ -8,10 +8,11 @@ and omit its fields (Sarama accepts that as well): the fields that they send are
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Generator
 from typing import Final, TypeVar
 
 from tidemill.model.errors import ProtocolError
-from tidemill.wire.codec import VERSION_BYTES, decode_prefix, version_of
+from tidemill.wire.codec import VERSION_BYTES, decode_in_slices, decode_prefix, version_of
 from tidemill.wire.messages.consumer_protocol import ConsumerProtocolSubscription
 from tidemill.wire.schema import Struct, parse_versions
 
@@ -21,7 +22,7 @@ SUBSCRIPTION_TOPICS_MAX: Final = 100_000
 Message = TypeVar("Message", bound=Struct)
 
 
-def decode_subscribed_topics(data: bytes) -> list[str]:
+def subscribed_topics_in_slices(data: bytes) -> Generator[None, None, list[str]]:
     """Decodes the topics of a subscription, and its other fields of version 0, which every version has.
 
     Raises ProtocolError, also for more than :data:`SUBSCRIPTION_TOPICS_MAX` topics.
@@ -29,7 +30,8 @@ def decode_subscribed_topics(data: bytes) -> list[str]:
     count = int.from_bytes(data[VERSION_BYTES : VERSION_BYTES + 4], "big")
     if count > SUBSCRIPTION_TOPICS_MAX:
         raise ProtocolError(f"a subscription has {count} topics, more than {SUBSCRIPTION_TOPICS_MAX}")
-    return decode_prefix(ConsumerProtocolSubscription, 0, data, VERSION_BYTES, len(data))[0].topics
+    message, _ = yield from decode_in_slices(ConsumerProtocolSubscription, 0, data, VERSION_BYTES, len(data))
+    return message.topics
 
 
 def decode_message(kind: type[Message], data: bytes) -> Message:

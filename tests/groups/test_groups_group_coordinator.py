@@ -22,7 +22,14 @@ from tidemill.groups.coordinator_effects import (
 from tidemill.groups.event_context import EventContext
 from tidemill.groups.group_metadata import GroupInvariantError
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
-from tidemill.groups.offset_records import CommittedOffset, GroupRecord, OffsetRecord, OffsetsRecord
+from tidemill.groups.offset_records import (
+    CommittedOffset,
+    GroupMetadataValue,
+    GroupRecord,
+    MemberMetadata,
+    OffsetRecord,
+    OffsetsRecord,
+)
 from tidemill.groups.pending_joins import PENDING_JOIN_BYTES
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
@@ -389,8 +396,21 @@ async def test_skips_only_unreadable_records() -> None:
     broken = (0, offset_record("t", 5)[1], b"\x00\x63", None)
     corrupt = bytearray(build_batch([offset_record("v", 5)]))
     corrupt[-1] ^= 1
+    member = MemberMetadata(
+        member_id="m",
+        group_instance_id="i",
+        client_id="c",
+        client_host="h",
+        session_timeout=1,
+        subscription=b"",
+        assignment=b"",
+    )
+    value = GroupMetadataValue(
+        protocol_type="consumer", generation=1, protocol="range", leader="m", members=[member, member]
+    )
+    twice = (0, GroupRecord("other", value).key_bytes(), GroupRecord("other", value).value_bytes(), None)
     batches = [
-        build_batch([strange, broken, (0, None, b"x", None), offset_record("t", 5)]),
+        build_batch([strange, broken, (0, None, b"x", None), twice, offset_record("t", 5)]),
         bytes(corrupt),
         build_batch([offset_record("u", 6)]),
     ]

@@ -202,6 +202,32 @@ def test_rejects_invalid_records(key: bytes | None, value: bytes | None) -> None
         decode_record(key, value)
 
 
+@pytest.mark.parametrize(
+    "others", [("b", "i"), ("a", "j"), ("a", None)], ids=["instance", "member", "dynamic"]
+)
+def test_rejects_a_group_that_contains_an_id_twice(others: tuple[str, str | None]) -> None:
+    members = [
+        MemberMetadata(
+            member_id=member_id,
+            group_instance_id=instance_id,
+            client_id="c",
+            client_host="h",
+            session_timeout=1,
+            subscription=b"",
+            assignment=b"",
+        )
+        for member_id, instance_id in (("a", "i"), ("c", None), ("d", None), others)
+    ]
+    value = GroupMetadataValue(
+        protocol_type="consumer", generation=1, protocol="range", leader="a", members=members
+    )
+    record = GroupRecord("g", value)
+    with pytest.raises(CorruptMessage, match="two members"):
+        decode_record(record.key_bytes(), record.value_bytes())
+    members.pop()
+    assert decode_record(record.key_bytes(), record.value_bytes()) is not None
+
+
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 offsets = st.builds(
     CommittedOffset,

@@ -46,6 +46,7 @@ Kafka's message definitions; KIP-915, KIP-211.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final, NamedTuple, TypeAlias
 
 from tidemill.model.errors import CorruptMessage, ProtocolError
@@ -212,4 +213,13 @@ def _decode_offset(value: bytes | None) -> CommittedOffset | None:
 def _decode_group(value: bytes | None) -> GroupMetadataValue | None:
     if value is None:
         return None
-    return decode(GroupMetadataValue, version_of(value), value, VERSION_BYTES)
+    group = decode(GroupMetadataValue, version_of(value), value, VERSION_BYTES)
+    member_ids = [member.member_id for member in group.members]
+    instance_ids = [
+        member.group_instance_id for member in group.members if member.group_instance_id is not None
+    ]
+    for ids in (member_ids, instance_ids):
+        repeated = Counter(ids) - Counter(set(ids))
+        if repeated:
+            raise ProtocolError(f"two members have the same id: {min(repeated)}")
+    return group

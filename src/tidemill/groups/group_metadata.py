@@ -18,12 +18,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Iterable
 from enum import Enum
-from typing import Final
+from typing import Final, TypeVar
 
 from tidemill.groups.coordinator_effects import JoinedMember, MemberProtocol, Waiter
 from tidemill.groups.offset_records import CommittedOffset, GroupMetadataValue, GroupRecord, MemberMetadata
 from tidemill.model.errors import ProtocolError, TidemillError
 from tidemill.model.transition_table import NONE, TransitionTable
+
+Key = TypeVar("Key")
 
 CONSUMER_PROTOCOL: Final = "consumer"
 SUBSCRIBED_TOPICS_MAX: Final = 100_000
@@ -249,8 +251,7 @@ class GroupMetadata:
         self.pending_syncs.discard(member_id)
         member = self.members.pop(member_id, None)
         if member is not None:
-            self.protocol_counts.subtract(protocol.name for protocol in member.protocols)
-            self.protocol_counts = +self.protocol_counts
+            subtract_counts(self.protocol_counts, (protocol.name for protocol in member.protocols))
             if member.joining is not None:
                 self.awaiting_join -= 1
             if member.instance_id is not None:
@@ -267,10 +268,9 @@ class GroupMetadata:
 
     def set_protocols(self, member: Member, protocols: tuple[MemberProtocol, ...]) -> None:
         """Changes the protocols that a member supports."""
-        self.protocol_counts.subtract(protocol.name for protocol in member.protocols)
+        subtract_counts(self.protocol_counts, (protocol.name for protocol in member.protocols))
         member.protocols = protocols
         self.protocol_counts.update(protocol.name for protocol in protocols)
-        self.protocol_counts = +self.protocol_counts
 
     def supports(self, protocol_type: str, protocols: tuple[MemberProtocol, ...]) -> bool:
         """Whether a member with these protocols is compatible with the group's other members."""
@@ -381,6 +381,14 @@ class GroupMetadata:
             )
         self.leader = value.leader if value.leader in self.members else self.leader
         self.set_subscriptions()
+
+
+def subtract_counts(counts: Counter[Key], keys: Iterable[Key]) -> None:
+    """Subtracts one for each of ``keys``, and removes those that reach zero; visits no others."""
+    for key in keys:
+        counts[key] -= 1
+        if counts[key] <= 0:
+            del counts[key]
 
 
 def _topics_in_slices(subscriptions: Iterable[bytes]) -> Generator[None, None, frozenset[str] | None]:

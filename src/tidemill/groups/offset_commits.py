@@ -29,7 +29,7 @@ from tidemill.groups.coordinator_effects import (
     Waiter,
 )
 from tidemill.groups.event_context import EventContext
-from tidemill.groups.group_metadata import CONSUMER_PROTOCOL, GroupMetadata, GroupState
+from tidemill.groups.group_metadata import CONSUMER_PROTOCOL, GroupMetadata, GroupState, subtract_counts
 from tidemill.groups.membership import check_generation
 from tidemill.groups.offset_records import NO_EXPIRY, CommittedOffset, OffsetRecord
 from tidemill.groups.rebalance import touch
@@ -98,8 +98,7 @@ def _committed(offset: OffsetToCommit, retention_ms: int, wall_ms: int) -> Commi
 
 def commit_ended(group: GroupMetadata, done: OffsetsStored) -> None:
     """Removes an ended commit from the pending commits; its offsets were replayed, or the write failed."""
-    group.in_flight.subtract(done.partitions)
-    group.in_flight = +group.in_flight
+    subtract_counts(group.in_flight, done.partitions)
 
 
 def respond_to_commit(done: OffsetsStored, error: ErrorCode, context: EventContext) -> None:

@@ -101,6 +101,7 @@ class Bench:
         elif isinstance(effect, CancelTimer):
             self.timers.pop(effect.key, None)
         elif isinstance(effect, Append):
+            effect = effect.replace(records=tuple(effect.records))
             self.lines.extend(f"    log {show_record(record)}" for record in effect.records)
             self.appends.append(effect)
             if not self.manual:

@@ -34,7 +34,7 @@ async def test_an_offset_of_a_recreated_topic_survives_a_late_deletion_of_the_ea
         await commit(before, "deleted", OLD)
         await commit(before, "unknown", ZERO_ID)
     async with CoordinatorFixture(log) as fixture:
-        fixture.service.topics_deleted({"made-anew": OLD, "deleted": OLD, "unknown": OLD})
+        await fixture.service.topics_deleted({"made-anew": OLD, "deleted": OLD, "unknown": OLD})
         await turns()
         assert await topics_of(fixture) == {"made-anew"}
 
@@ -47,8 +47,8 @@ async def test_removes_offsets_of_a_topic_deleted_during_the_load() -> None:
         await commit(before, "kept", OLD)
     log.reading.clear()
     async with CoordinatorFixture(log) as fixture:
-        fixture.service.topics_deleted({"deleted": OLD})
-        fixture.service.topics_deleted({"made-anew": OLD})
+        await fixture.service.topics_deleted({"deleted": OLD})
+        await fixture.service.topics_deleted({"made-anew": OLD})
         log.reading.set()
         await turns()
         assert await topics_of(fixture) == {"made-anew", "kept"}
@@ -67,7 +67,7 @@ async def test_a_pending_commit_to_a_recreated_topic_survives_the_deletion_of_th
             asyncio.ensure_future(commit(fixture, "deleted", OLD, 4)),
         ]
         await turns()
-        fixture.service.topics_deleted({"made-anew": OLD, "deleted": OLD})
+        await fixture.service.topics_deleted({"made-anew": OLD, "deleted": OLD})
         log.gate.set()
         await asyncio.gather(*committing)
         await turns()

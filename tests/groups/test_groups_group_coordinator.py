@@ -558,7 +558,7 @@ async def test_the_reason_of_a_leaving_member_is_logged(caplog: pytest.LogCaptur
 async def test_removes_the_offsets_of_deleted_topics() -> None:
     async with CoordinatorFixture() as fixture:
         await asyncio.gather(*(fixture.service.commit(commit(f"g{n}", topic=f"t{n % 2}")) for n in range(10)))
-        fixture.service.topics_deleted({"t0": ZERO_ID})
+        await fixture.service.topics_deleted({"t0": ZERO_ID})
         await turns()
         assert sorted(group.group_id for group in fixture.service.list_groups()[1]) == [
             f"g{n}" for n in (1, 3, 5, 7, 9)

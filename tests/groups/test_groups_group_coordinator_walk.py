@@ -132,7 +132,7 @@ class Walk:
         self.spawn(delete(self.steps))
 
     async def delete_topic(self, group: str) -> None:
-        self.service.topics_deleted({"u": ZERO_ID})
+        await self.service.topics_deleted({"u": ZERO_ID})
 
     async def expire(self, group: str) -> None:
         self.spawn(self.service.expire())

@@ -293,7 +293,7 @@ def test_a_failed_deletion_keeps_the_group() -> None:
 
 def test_deletes_the_offsets_of_deleted_topics() -> None:
     bench = run("commit A t-0=5 u-0=7\n    log t-0=5\n    log u-0=7\n    A committed NONE NONE")
-    bench.state_machine.topics_deleted({"t": ZERO_ID}, bench.now)
+    bench.state_machine.topics_deleted({"t": ZERO_ID}, ["g"], bench.now)
     bench.run_effects()
     assert bench.lines[-1] == "    log t-0 gone"
     assert committed(bench) == {"u": {0: 7}}

@@ -34,7 +34,7 @@ async def test_a_late_commit_does_not_restore_offsets_of_a_deleted_group() -> No
 async def test_a_late_commit_does_not_restore_offsets_of_a_deleted_topic() -> None:
     async with CoordinatorFixture() as fixture:
         await commit_overdue(fixture)
-        fixture.service.topics_deleted({"t": ZERO_ID})
+        await fixture.service.topics_deleted({"t": ZERO_ID})
         fixture.log.gate.set()
         await turns()
         assert await fixture.service.fetch("g") == (ErrorCode.NONE, {})

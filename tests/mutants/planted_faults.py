@@ -1894,11 +1894,8 @@ GROUPS: Final = (
     Fault(
         "offsets-outlive-topic",
         "groups/group_metadata_manager.py",
-        "        records = [\n"
-        "            record for group in self.groups.values()"
-        " for record in offset_commits.tombstones(group, topics)\n"
-        "        ]\n",
-        "        records: list[OffsetsRecord] = []\n",
+        "                if partitions:\n",
+        "                if False:\n",
         "The committed offsets of a topic are removed with the topic.",
     ),
     Fault(

@@ -411,14 +411,13 @@ class CoordinatorPromise:
             if value.topic_id == topics[topic]
         ]
 
-    def _topics_deleted(self, shard: GroupCoordinatorShard, topics: Mapping[str, bytes]) -> None:
+    async def _topics_deleted(self, shard: GroupCoordinatorShard, topics: Mapping[str, bytes]) -> None:
+        was_active = shard.is_active
+        await TOPICS_DELETED(shard, topics)
         watched = self._watched.get(shard)
-        if watched is None or not shard.is_active:
-            TOPICS_DELETED(shard, topics)
-            return
-        TOPICS_DELETED(shard, topics)
-        self._expect_gone(watched, topics)
-        self._check_gone(watched)
+        if watched is not None and was_active and shard.is_active:
+            self._expect_gone(watched, topics)
+            self._check_gone(watched)
 
     def check(self, watched: Watched) -> None:
         """Compares the whole state of a coordinator with its log."""
@@ -459,7 +458,8 @@ class CoordinatorPromise:
         """The pending writes of a coordinator are those in flight."""
         shard = watched.shard
         under_way: dict[str, Counter[tuple[str, int, bytes]]] = {}
-        for effect in (*shard._outgoing, *(one for write in shard._writes for one in write.ending)):
+        outgoing = (one.effect for one in shard._outgoing)
+        for effect in (*outgoing, *(one for write in shard._writes for one in write.ending)):
             if isinstance(effect.then, OffsetsStored):
                 under_way.setdefault(effect.then.group_id, Counter()).update(effect.then.partitions)
         known = {

@@ -200,7 +200,7 @@ async def test_a_coordinator_equal_to_its_log_breaks_no_promise() -> None:
         stage.service.resign(0)
         await stage.load()
         assert (await stage.service.fetch("simple"))[1]["t"][0].offset == 6
-        stage.service.topics_deleted({"t": TOPIC_ID})
+        await stage.service.topics_deleted({"t": TOPIC_ID})
         assert await stage.commit(7, b"u" * 16) is ErrorCode.NONE
         stage.look()
         assert stage.broken == []
@@ -378,10 +378,10 @@ async def test_a_member_that_did_not_join_a_generation_is_found() -> None:
 async def test_committed_offsets_that_outlive_their_topic_are_found() -> None:
     async with coordinated() as stage:
         await stage.commit(5)
-        stage.service.topics_deleted({"t": b"u" * 16})  # Of another topic of the name.
-        with mock.patch.object(offset_commits, "tombstones", return_value=[]):
+        await stage.service.topics_deleted({"t": b"u" * 16})  # Of another topic of the name.
+        with mock.patch.object(offset_commits, "partitions_of_deleted_topics", return_value={}):
             assert stage.broken == []
-            stage.service.topics_deleted({"t": TOPIC_ID})
+            await stage.service.topics_deleted({"t": TOPIC_ID})
         assert "keeps" in stage.broken.pop()
         stage.promise.topic_gone(stage.shard._log._broker.replica_manager, "t", TOPIC_ID)  # type: ignore[attr-defined]
         assert "keeps" in stage.broken[0]
@@ -393,8 +393,8 @@ async def test_a_committed_offset_that_outlives_its_topic_is_found_after_another
         stage.led.waits = True
         committing = asyncio.ensure_future(stage.commit(1, b"u" * 16, "u"))
         await stage.reaches_log()
-        with mock.patch.object(offset_commits, "tombstones", return_value=[]):
-            stage.service.topics_deleted({"t": TOPIC_ID})
+        with mock.patch.object(offset_commits, "partitions_of_deleted_topics", return_value={}):
+            await stage.service.topics_deleted({"t": TOPIC_ID})
         assert stage.broken == [], "a tombstone may be under way"
         stage.led.end(KafkaError("too few replicas", ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND))
         assert await committing is not ErrorCode.NONE
@@ -406,7 +406,7 @@ async def test_a_committed_offset_may_outlive_its_topic_if_the_write_of_its_tomb
     async with coordinated() as stage:
         await stage.commit(5)
         stage.led.waits = True
-        stage.service.topics_deleted({"t": TOPIC_ID})
+        await stage.service.topics_deleted({"t": TOPIC_ID})
         await stage.reaches_log()
         stage.led.end(KafkaError("too few replicas", ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND))
         await asyncio.sleep(0.01)

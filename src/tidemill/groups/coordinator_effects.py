@@ -7,6 +7,7 @@ exactly one :class:`Reply` refers to it later. Effects are performed in the orde
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple, NewType, TypeAlias
 
@@ -262,13 +263,14 @@ class CancelTimer(Value):
 
 
 class Append(Value):
-    """Records for the log, in one batch where they fit.
+    """Records for the log, in one batch where these are few; they are created when they are iterated.
 
     Once they are committed, they are replayed if ``replay`` is set (a group's members are in memory already).
     Then the state machine receives ``then``; when the write failed, it gets ``then`` with the error.
     """
 
-    records: tuple[OffsetsRecord, ...]
+    records: Iterable[OffsetsRecord]
+    """May be an iterator."""
     then: Continuation
     replay: bool
 

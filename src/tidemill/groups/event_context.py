@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tidemill.groups.coordinator_effects import (
     Append,
     CancelTimer,
@@ -44,7 +46,7 @@ class EventContext:
         """Cancels a timer of the group, or of its member ``member_id``."""
         self.effects.append(CancelTimer(key=TimerKey(kind, group.group_id, member_id)))
 
-    def append(self, records: tuple[OffsetsRecord, ...], then: Continuation, replay: bool) -> None:
+    def append(self, records: Iterable[OffsetsRecord], then: Continuation, replay: bool) -> None:
         """Appends ``records``; the state machine continues with ``then``."""
         self.effects.append(Append(records=records, then=then, replay=replay))
 

@@ -61,7 +61,6 @@ logger = logging.getLogger("tidemill.groups")
 
 LOAD_SLICE_RECORDS: Final = 500
 """Records that are replayed before other tasks get the event loop: about two milliseconds."""
-EXPIRE_SLICE_GROUPS: Final = 200
 RESPONSE_DELAY_MS: Final = 3_000
 """The time by which a stopping broker delays the response to an OffsetFetch for a group that moved. The
 broker closes its connections before that, unless the handover of other partitions takes long."""
@@ -187,10 +186,10 @@ class GroupCoordinator:
         del self._by_number[shard.number]
         shard.close()
 
-    def topics_deleted(self, topics: Mapping[str, bytes]) -> None:
+    async def topics_deleted(self, topics: Mapping[str, bytes]) -> None:
         """Removes the offsets committed for deleted topics, given as a map of name to id."""
         for shard in list(self._shards.values()):
-            shard.topics_deleted(topics)
+            await shard.topics_deleted(topics)
 
     async def _load(self, shard: GroupCoordinatorShard, former: GroupCoordinatorShard | None = None) -> None:
         if former is not None:
@@ -226,6 +225,8 @@ class GroupCoordinator:
             loader.records,
             self._timers.now_ms() - started_ms,
         )
+        while shard.topics_deleted_during_load:
+            await shard.topics_deleted(shard.topics_deleted_during_load.popleft())
 
     def _load_failed(self, shard: GroupCoordinatorShard, offset: int, problem: Exception) -> None:
         """Schedules the next load after a growing pause. Logs each error once, and not at every attempt."""
@@ -280,19 +281,17 @@ class GroupCoordinator:
             )
 
     async def expire(self) -> None:
-        """Removes expired offsets and groups without offsets, a few groups in each turn of the event loop."""
+        """Removes expired offsets and groups without offsets, in slices."""
         for shard in list(self._shards.values()):
             if not shard.is_active:
                 continue
-            group_ids = list(shard.groups)
             removed = 0
-            for start in range(0, len(group_ids), EXPIRE_SLICE_GROUPS):
-                some = group_ids[start : start + EXPIRE_SLICE_GROUPS]
-                for group_id in some:
+            for group_ids in shard.group_slices():
+                for group_id in group_ids:
                     await self._read_subscriptions(shard, group_id)
                 if shard.is_closed:
                     break
-                removed += shard.expire(some)
+                removed += shard.expire(group_ids)
                 await asyncio.sleep(0)
             if removed:
                 logger.info("%s-%d: %d expired records removed", OFFSETS_TOPIC, shard.partition, removed)

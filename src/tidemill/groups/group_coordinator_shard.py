@@ -1,8 +1,9 @@
 """One partition of ``__consumer_offsets`` that this broker leads: its groups and its appends.
 
 The shard passes each event to the state machine of its groups, and performs the effects in the order in which
-they are emitted. Records of one turn of the event loop share as few batches as possible. Batches are appended
-in order, and their completions are handled in order, so that the replayed records match the log.
+they are emitted. Records of one turn of the event loop share as few batches as possible; many records are
+encoded, and replayed, in slices. Batches are appended in order, and their completions are handled in order,
+so that the replayed records match the log.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidemill.coordination.topic_image import OFFSETS_TOPIC
@@ -50,6 +52,7 @@ from tidemill.groups.pending_joins import PendingJoins
 from tidemill.groups.timers import CoordinatorTimerKey, ShardTimer, ShardTimerKey, Timers
 from tidemill.model.backoff import Backoff
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.event_loop_slices import ITEMS_PER_SLICE, slices_by_weight
 from tidemill.model.transition_table import NONE, TransitionTable
 from tidemill.records.builder import BatchBuilder
 
@@ -61,6 +64,8 @@ logger = logging.getLogger("tidemill.groups")
 LOAD_RETRY_S: Final = 1.0
 LOAD_RETRY_S_MAX: Final = 60.0
 """The pause before a failed load is repeated, at first and at most."""
+OFFSETS_PER_SLICE: Final = 2_000
+"""Offsets that an event may visit: about a microsecond for each."""
 BATCH_BYTES_MAX: Final = 512 * 1024
 """Records of several requests share a batch up to this size, well under the topic's max.message.bytes."""
 
@@ -124,6 +129,28 @@ class Write:
         self.task: asyncio.Task[None] | None = None
 
 
+class Outgoing:
+    """An append with records that are not in a batch yet."""
+
+    __slots__ = ("_following", "_records", "effect")
+
+    def __init__(self, effect: Append) -> None:
+        self.effect = effect
+        self._records = iter(effect.records)
+        self._following = list(islice(self._records, 1))
+
+    @property
+    def has_records(self) -> bool:
+        """Whether :meth:`take` returns further records."""
+        return bool(self._following)
+
+    def take(self) -> list[OffsetsRecord]:
+        """Returns the next records, up to a slice."""
+        taken = [*self._following, *islice(self._records, ITEMS_PER_SLICE - 1)]
+        self._following = list(islice(self._records, 1))
+        return taken
+
+
 class GroupCoordinatorShard:
     """The groups of one partition, with their log and timers.
 
@@ -162,8 +189,10 @@ class GroupCoordinatorShard:
         self._on_state_changed = on_state_changed
         self._on_replay_failed = on_replay_failed
         """Called when committed records could not be replayed: the groups in memory differ from the log."""
-        self._outgoing: list[Append] = []
+        self._outgoing: deque[Outgoing] = deque()
         self._writes: deque[Write] = deque()
+        self._is_draining = False
+        """Whether :meth:`_finish_writes` is scheduled."""
         self._failed_append: tuple[Append, ErrorCode] | None = None
         """The latest append of several batches of which an earlier batch failed, with the error."""
         self._accepted = 0
@@ -171,8 +200,8 @@ class GroupCoordinatorShard:
         self._ended = 0
         """The number of appends that were committed or failed."""
         self._flush_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._topics_deleted: deque[Mapping[str, bytes]] = deque()
-        """Deletions that arrive while the log is loaded."""
+        self.topics_deleted_during_load: deque[Mapping[str, bytes]] = deque()
+        """The coordinator passes these to :meth:`topics_deleted` again once the log is loaded."""
 
     @property
     def is_active(self) -> bool:
@@ -239,6 +268,15 @@ class GroupCoordinatorShard:
         """Returns all groups that are not being deleted."""
         return self._state_machine.list_groups()
 
+    def group_slices(self) -> Iterator[Sequence[str]]:
+        """Yields the ids of all groups, in slices for an event that visits all their offsets."""
+
+        def weight(group_id: str) -> int:
+            group = self.groups.get(group_id)
+            return 1 if group is None else 1 + group.offset_count
+
+        return slices_by_weight(list(self.groups), weight, OFFSETS_PER_SLICE)
+
     def expire(self, group_ids: Iterable[str]) -> int:
         """Removes expired offsets, and empty groups without offsets; returns the number of tombstones."""
         removed = self._state_machine.expire(group_ids, self.now())
@@ -279,7 +317,7 @@ class GroupCoordinatorShard:
         elif isinstance(effect, Append):
             if not self._outgoing:
                 asyncio.get_running_loop().call_soon(self._flush)
-            self._outgoing.append(effect)
+            self._outgoing.append(Outgoing(effect))
             self._accepted += 1
         else:
             self._on_state_changed(effect)
@@ -287,12 +325,12 @@ class GroupCoordinatorShard:
     # Appends.
 
     def _flush(self) -> None:
-        """Appends the records of this turn of the event loop to the log."""
-        outgoing, self._outgoing = self._outgoing, []
+        """Appends the waiting records to the log; many records take several turns of the event loop."""
         if self.state == CLOSED:
+            outgoing, self._outgoing = self._outgoing, deque()
             self._ended += len(outgoing)
-            for effect in outgoing:
-                self._end_append(effect, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            for waiting in outgoing:
+                self._end_append(waiting.effect, ErrorCode.NOT_LEADER_OR_FOLLOWER)
             self._wake_flush_waiters()
             return
         now = self.now()
@@ -300,26 +338,39 @@ class GroupCoordinatorShard:
         builder = BatchBuilder()
         records: list[OffsetsRecord] = []
         ending: list[Append] = []
-        for effect in outgoing:
+        continued: Append | None = None
+        remaining = ITEMS_PER_SLICE
+        while self._outgoing and remaining > 0:
+            waiting = self._outgoing[0]
+            effect = waiting.effect
             try:
-                encoded = [(record.key_bytes(), record.value_bytes()) for record in effect.records]
+                encoded = [(record, record.key_bytes(), record.value_bytes()) for record in waiting.take()]
             except Exception as problem:  # noqa: BLE001 - becomes the outcome of the write
                 # A failure of this commit must neither fail nor block the other commits of the turn.
+                self._outgoing.popleft()
                 if builder.count:
                     self._write(builder, records, ending, None, deadline_ms)
                     builder, records, ending = BatchBuilder(), [], []
                 self._start(Write(b"", [], [effect], deadline_ms), _raise(problem))
                 continue
-            for index, (record, (key, value)) in enumerate(zip(effect.records, encoded, strict=True)):
+            for index, (record, key, value) in enumerate(encoded):
                 if builder.count and builder.size_bytes + len(key) + len(value or b"") > BATCH_BYTES_MAX:
                     self._write(builder, records, ending, effect if index else None, deadline_ms)
                     builder, records, ending = BatchBuilder(), [], []
                 builder.append(now.wall_ms, key, value)
                 if effect.replay:
                     records.append(record)
-            ending.append(effect)
+            remaining -= len(encoded)
+            if waiting.has_records:
+                # The slice is over: only an append of more than a slice has further records.
+                continued = effect
+            else:
+                self._outgoing.popleft()
+                ending.append(effect)
         if builder.count:
-            self._write(builder, records, ending, None, deadline_ms)
+            self._write(builder, records, ending, continued, deadline_ms)
+        if self._outgoing:
+            asyncio.get_running_loop().call_soon(self._flush)
 
     def _write(
         self,
@@ -350,14 +401,31 @@ class GroupCoordinatorShard:
         await self._log.append(self.partition, write.batch)
 
     def _drain(self, _: object) -> None:
-        """Handles the completions of writes, in order."""
-        while self._writes and self._writes[0].task is not None and self._writes[0].task.done():
-            self._finish(self._writes.popleft())
+        """Handles the completions of writes, in order, unless this is scheduled."""
+        if not self._is_draining:
+            self._finish_writes()
+
+    def _finish_writes(self) -> None:
+        """Handles the completions of writes, in order; many records take several turns of the event loop."""
+        remaining = ITEMS_PER_SLICE
+        while self._has_completed_write and remaining > 0:
+            write = self._writes.popleft()
+            remaining -= len(write.records) + len(write.ending)
+            self._finish(write)
+        self._is_draining = self._has_completed_write
+        if self._is_draining:
+            asyncio.get_running_loop().call_soon(self._finish_writes)
         if self._writes:
             self._timers.set(self._append_timer, self._writes[0].deadline_ms)
         else:
             self._timers.cancel(self._append_timer)
         self._wake_flush_waiters()
+
+    @property
+    def _has_completed_write(self) -> bool:
+        """Whether the oldest write was committed or has failed."""
+        task = self._writes[0].task if self._writes else None
+        return task is not None and task.done()
 
     def _wake_flush_waiters(self) -> None:
         """Wakes the callers of :meth:`appends_ended` whose appends have ended."""
@@ -479,16 +547,16 @@ class GroupCoordinatorShard:
         self._state_machine.take_effects()
         self._state_machine.loaded(self.now())
         self._perform_effects()
-        while self._topics_deleted:
-            self.topics_deleted(self._topics_deleted.popleft())
 
-    def topics_deleted(self, topics: Mapping[str, bytes]) -> None:
-        """Removes the offsets of deleted topics, given as a map of name to id, once the log is loaded."""
+    async def topics_deleted(self, topics: Mapping[str, bytes]) -> None:
+        """Removes the offsets of deleted topics, given as a map of name to id, in slices."""
         if self.state == LOADING:
-            self._topics_deleted.append(topics)
-        else:
-            self._state_machine.topics_deleted(topics, self.now())
+            self.topics_deleted_during_load.append(topics)
+            return
+        for group_ids in self.group_slices():
+            self._state_machine.topics_deleted(topics, group_ids, self.now())
             self._perform_effects()
+            await asyncio.sleep(0)
 
     def close(self) -> None:
         """Fails all waiting requests with NOT_COORDINATOR: another broker leads the partition."""

@@ -222,6 +222,11 @@ class GroupMetadata:
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     @property
+    def offset_count(self) -> int:
+        """The number of committed offsets."""
+        return sum(len(of_topic) for of_topic in self.offsets.values())
+
+    @property
     def is_droppable(self) -> bool:
         """Whether the group may be dropped from memory: it has no member, no offset and no record."""
         return (

@@ -8,7 +8,8 @@ classic protocol, and are written with each assignment.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
 from tidemill.groups import membership, offset_commits
 from tidemill.groups.coordinator_effects import (
@@ -175,44 +176,49 @@ class GroupMetadataManager:
         else:
             offset_commits.delete_offsets(group, partitions, waiter, context)
 
-    def topics_deleted(self, topics: Mapping[str, bytes], now: Now) -> None:
-        """Removes the offsets committed for deleted topics, given as a map of name to id."""
-        context = self._context(now)
-        records = [
-            record for group in self.groups.values() for record in offset_commits.tombstones(group, topics)
-        ]
+    def topics_deleted(self, topics: Mapping[str, bytes], group_ids: Iterable[str], now: Now) -> None:
+        """Removes the groups' offsets for deleted topics, given as a map of name to id."""
+        records: list[Iterator[OffsetsRecord]] = []
+        for group_id in group_ids:
+            group = self.groups.get(group_id)
+            if group is not None:
+                partitions = offset_commits.partitions_of_deleted_topics(group, topics)
+                if partitions:
+                    records.append(offset_commits.tombstones(group_id, partitions))
         if records:
-            context.append(tuple(records), GroupsRemoved(waiter=None, group_ids=(), errors=()), replay=True)
+            then = GroupsRemoved(waiter=None, group_ids=(), errors=())
+            self._context(now).append(chain.from_iterable(records), then, replay=True)
 
     def expire(self, group_ids: Iterable[str], now: Now) -> int:
         """Removes expired offsets, and empty groups without offsets; returns the number of tombstones."""
-        context = self._context(now)
-        records: list[OffsetsRecord] = []
-        removed = []
+        records: list[Iterable[OffsetsRecord]] = []
+        removed: list[str] = []
+        count = 0
         for group_id in group_ids:
             group = self.groups.get(group_id)
             if group is None or group.deleting:
                 continue
-            expired = offset_commits.expired(group, self.config.offsets_retention_ms, now.wall_ms)
-            records.extend(expired)
-            remaining = sum(len(of_topic) for of_topic in group.offsets.values()) - len(expired)
+            partitions = offset_commits.expired(group, self.config.offsets_retention_ms, now.wall_ms)
+            expired = sum(len(of_topic) for of_topic in partitions.values())
+            count += expired
+            records.append(offset_commits.tombstones(group_id, partitions))
             is_pending = group.pending_joins or group.in_flight
-            if remaining == 0 and group.state is GroupState.EMPTY and not is_pending:
+            if group.offset_count == expired and group.state is GroupState.EMPTY and not is_pending:
                 group.deleting = True
                 removed.append(group_id)
-                records.append(GroupRecord(group_id, None))
-        if records:
-            context.append(
-                tuple(records), GroupsRemoved(waiter=None, group_ids=tuple(removed), errors=()), replay=True
-            )
-        return len(records)
+                records.append((GroupRecord(group_id, None),))
+        count += len(removed)
+        if count:
+            then = GroupsRemoved(waiter=None, group_ids=tuple(removed), errors=())
+            self._context(now).append(chain.from_iterable(records), then, replay=True)
+        return count
 
     # Administration.
 
     def delete_groups(self, group_ids: tuple[str, ...], waiter: Waiter, now: Now) -> None:
         """Removes groups without members; ``waiter`` gets a :class:`DeleteGroupsResult`."""
         context = self._context(now)
-        records: list[OffsetsRecord] = []
+        records: list[Iterable[OffsetsRecord]] = []
         removed = []
         errors = []
         for group_id in group_ids:
@@ -224,15 +230,12 @@ class GroupMetadataManager:
             else:
                 group.deleting = True
                 removed.append(group_id)
-                records.extend(offset_commits.tombstones(group))
-                records.append(GroupRecord(group_id, None))
+                records.append(offset_commits.tombstones(group_id, offset_commits.all_partitions(group)))
+                records.append((GroupRecord(group_id, None),))
                 errors.append(ErrorCode.NONE)
         if records:
-            context.append(
-                tuple(records),
-                GroupsRemoved(waiter=waiter, group_ids=tuple(removed), errors=tuple(errors)),
-                replay=True,
-            )
+            then = GroupsRemoved(waiter=waiter, group_ids=tuple(removed), errors=tuple(errors))
+            context.append(chain.from_iterable(records), then, replay=True)
         else:
             context.reply(waiter, DeleteGroupsResult(errors=tuple(errors)))
 

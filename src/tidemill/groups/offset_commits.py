@@ -16,7 +16,7 @@ all others                                  never
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from tidemill.groups.coordinator_effects import (
@@ -150,37 +150,51 @@ def offsets_removed(done: OffsetsRemoved, error: ErrorCode, context: EventContex
     context.reply(done.waiter, DeleteOffsetsResult(error=error, errors=errors))
 
 
-def tombstones(group: GroupMetadata, topics: Mapping[str, bytes] | None = None) -> list[OffsetRecord]:
-    """Returns a tombstone for each offset that the group has, or will have after its pending commits.
+def tombstones(group_id: str, partitions: Mapping[str, Iterable[int]]) -> Iterator[OffsetRecord]:
+    """Yields the tombstones of the offsets of ``partitions``, given by topic."""
+    for topic, of_topic in partitions.items():
+        for partition in of_topic:
+            yield OffsetRecord(group_id, topic, partition, None)
 
-    ``topics`` limits them to deleted topics, given as a map of name to id; None means all. An offset that was
-    committed for another topic of the same name stays: a new coordinator may read it before it learns of the
-    deletion of the earlier topic. The same holds for a pending commit, which replaces the stored offset.
+
+def all_partitions(group: GroupMetadata) -> dict[str, set[int]]:
+    """Returns the partitions for which the group has offsets, or will have after its pending commits."""
+    found = {topic: set(of_topic) for topic, of_topic in group.offsets.items()}
+    for topic, partition, _ in group.in_flight:
+        found.setdefault(topic, set()).add(partition)
+    return found
+
+
+def partitions_of_deleted_topics(group: GroupMetadata, topics: Mapping[str, bytes]) -> dict[str, set[int]]:
+    """Returns those of :func:`all_partitions` that belong to deleted topics, given as a map of name to id.
+
+    An offset that was committed for another topic of the same name stays: a new coordinator may read it
+    before it receives the deletion of the earlier topic. The same holds for a pending commit, which replaces
+    the stored offset.
     """
-    wanted = group.offsets.keys() if topics is None else group.offsets.keys() & topics.keys()
-    keys = {
-        (topic, partition): None
-        for topic in wanted
-        for partition, offset in group.offsets[topic].items()
-        if topics is None or may_belong_to(offset, topics[topic])
+    found = {
+        topic: {
+            partition
+            for partition, offset in group.offsets[topic].items()
+            if may_belong_to(offset.topic_id, topics[topic])
+        }
+        for topic in group.offsets.keys() & topics.keys()
     }
-    for topic, partition, topic_id in group.in_flight:
-        if topics is None or (topic in topics and may_belong_to_id(topic_id, topics[topic])):
-            keys[topic, partition] = None
-    if topics is not None:
-        for topic, partition, topic_id in group.in_flight:
-            if topic in topics and not may_belong_to_id(topic_id, topics[topic]):
-                keys.pop((topic, partition), None)
-    return [OffsetRecord(group.group_id, topic, partition, None) for topic, partition in keys]
+    pending = [commit for commit in group.in_flight if commit[0] in topics]
+    for topic, partition, topic_id in pending:
+        if may_belong_to(topic_id, topics[topic]):
+            found.setdefault(topic, set()).add(partition)
+    for topic, partition, topic_id in pending:
+        if not may_belong_to(topic_id, topics[topic]) and topic in found:
+            found[topic].discard(partition)
+    return {topic: partitions for topic, partitions in found.items() if partitions}
 
 
-def may_belong_to(offset: CommittedOffset, topic_id: bytes) -> bool:
-    """Whether an offset may belong to the topic with that id: unless both ids are known and differ."""
-    return may_belong_to_id(offset.topic_id, topic_id)
+def may_belong_to(known_id: bytes, topic_id: bytes) -> bool:
+    """Whether an offset committed for the topic with ``known_id`` may belong to the topic with ``topic_id``.
 
-
-def may_belong_to_id(known_id: bytes, topic_id: bytes) -> bool:
-    """As :func:`may_belong_to`, for an offset that was committed for the topic with ``known_id``."""
+    It does unless both ids are known and differ.
+    """
     return ZERO_ID in (topic_id, known_id) or known_id == topic_id
 
 
@@ -189,8 +203,8 @@ def pending_commits(group: GroupMetadata) -> set[tuple[str, int]]:
     return {(topic, partition) for topic, partition, _ in group.in_flight}
 
 
-def expired(group: GroupMetadata, retention_ms: int, wall_ms: int) -> list[OffsetRecord]:
-    """Returns tombstones of the expired offsets."""
+def expired(group: GroupMetadata, retention_ms: int, wall_ms: int) -> dict[str, list[int]]:
+    """Returns the partitions whose offsets have expired, by topic."""
     if group.protocol_type is not None and group.state is GroupState.EMPTY:
         since_ms = group.state_timestamp_ms
     elif group.protocol_type is None or (
@@ -200,18 +214,20 @@ def expired(group: GroupMetadata, retention_ms: int, wall_ms: int) -> list[Offse
     ):
         since_ms = -1
     else:
-        return []
-    records = []
+        return {}
+    found = {}
     awaited = pending_commits(group)
     for topic, of_topic in group.offsets.items():
         if group.is_subscribed(topic):
             continue
-        for partition, offset in of_topic.items():
-            if (topic, partition) in awaited:
-                continue
-            if _is_expired(offset, since_ms, retention_ms, wall_ms):
-                records.append(OffsetRecord(group.group_id, topic, partition, None))
-    return records
+        partitions = [
+            partition
+            for partition, offset in of_topic.items()
+            if _is_expired(offset, since_ms, retention_ms, wall_ms) and (topic, partition) not in awaited
+        ]
+        if partitions:
+            found[topic] = partitions
+    return found
 
 
 def _is_expired(offset: CommittedOffset, since_ms: int, retention_ms: int, wall_ms: int) -> bool:

@@ -370,7 +370,7 @@ class BrokerServer:
     async def _topics_deleted(self, delta: Delta) -> None:
         """Deletes the committed offsets of deleted topics."""
         if delta.deleted:
-            self.broker.group_coordinator.topics_deleted(
+            await self.broker.group_coordinator.topics_deleted(
                 {image.name: image.topic_id for image in delta.deleted}
             )
 

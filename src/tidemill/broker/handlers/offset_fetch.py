@@ -66,7 +66,7 @@ def _topic_id(broker: Broker, name: str) -> bytes:
 
 def _present(offset: CommittedOffset, topic_id: bytes) -> CommittedOffset:
     """Returns ``offset``, unless it was committed for a deleted topic of that name."""
-    return offset if may_belong_to(offset, topic_id) else NO_COMMIT
+    return offset if may_belong_to(offset.topic_id, topic_id) else NO_COMMIT
 
 
 def _partition(

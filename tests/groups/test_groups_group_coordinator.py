@@ -238,6 +238,22 @@ async def test_retries_a_failed_load_after_growing_pauses(caplog: pytest.LogCapt
         assert "disk" in error
 
 
+async def test_waits_also_for_a_repeated_load() -> None:
+    async with CoordinatorFixture(lead=False) as fixture:
+        fixture.log.read_errors = [KafkaError("disk", ErrorCode.KAFKA_STORAGE_ERROR)]
+        fixture.service.become_leader(0, 1)
+        await turns()
+        fixture.log.reading.clear()
+        await fixture.time.advance(2_000)
+        assert fixture.log.reads == 2
+        waiting = asyncio.ensure_future(fixture.service.wait_loaded(60))
+        await turns()
+        assert not waiting.done()
+        fixture.log.reading.set()
+        await asyncio.wait_for(waiting, 5)
+        assert fixture.service._shards[0].is_active
+
+
 async def test_loads_again_after_a_record_that_could_not_be_replayed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -264,7 +264,7 @@ class GroupCoordinator:
         if shard is None:
             return
         if key.timer is ShardTimer.LOAD:
-            self._tasks.start(self._load(shard))
+            self._loads.track(self._tasks.start(self._load(shard)))
             return
         try:
             shard.timer_fired(key.timer)

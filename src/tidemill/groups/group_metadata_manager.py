@@ -46,6 +46,7 @@ from tidemill.groups.group_metadata import UNLOAD, GroupMetadata, GroupState
 from tidemill.groups.offset_records import CommittedOffset, GroupRecord, OffsetRecord, OffsetsRecord
 from tidemill.groups.rebalance import (
     drop_member,
+    fail_waiting_requests,
     join_timer_fired,
     member_timer_fired,
     pending_join_timer_fired,
@@ -330,14 +331,7 @@ class GroupMetadataManager:
         context = self._context(now)
         for group in self.groups.values():
             for member in group.members.values():
-                joining, syncing = group.set_joining(member, None), member.syncing
-                member.syncing = None
-                if joining is not None:
-                    context.reply(
-                        joining, JoinResult(error=ErrorCode.NOT_COORDINATOR, member_id=member.member_id)
-                    )
-                if syncing is not None:
-                    context.reply(syncing, SyncResult(error=ErrorCode.NOT_COORDINATOR))
+                fail_waiting_requests(group, member, context, ErrorCode.NOT_COORDINATOR, member.member_id)
             context.change_state(group, UNLOAD, "the partition has another leader")
         self.groups.clear()
 

@@ -1,4 +1,4 @@
-"""Join, sync, heartbeat and leave: the effect of each request on a group, by the state of the group.
+"""Handles the join, sync, heartbeat and leave requests of members, by the state of the group.
 
 =====================  ===========  =====================  ========================  ====================
 request of a member    Empty        PreparingRebalance     CompletingRebalance       Stable
@@ -38,6 +38,7 @@ from tidemill.groups.rebalance import (
     NEW_MEMBER_JOIN_TIMEOUT_MS,
     drop_member,
     fail_syncs,
+    fail_waiting_requests,
     join_response,
     maybe_complete_join,
     prepare_rebalance,
@@ -215,17 +216,12 @@ def _swap_static_member(group: GroupMetadata, old: Member, new_id: str, context:
         old.assignment,
     )
     was_leader = group.leader == old.member_id
-    joining, syncing = group.set_joining(old, None), old.syncing
-    old.syncing = None
-    group.remove(old.member_id)
     context.cancel_timer(TimerKind.MEMBER, group, old.member_id)
+    fail_waiting_requests(group, old, context, ErrorCode.FENCED_INSTANCE_ID, old.member_id)
+    group.remove(old.member_id)
     group.add(new)
     if was_leader:
         group.leader = new_id
-    if joining is not None:
-        context.reply(joining, JoinResult(error=ErrorCode.FENCED_INSTANCE_ID, member_id=old.member_id))
-    if syncing is not None:
-        context.reply(syncing, SyncResult(error=ErrorCode.FENCED_INSTANCE_ID))
     touch(group, new, context)
     return new
 

@@ -202,13 +202,20 @@ def member_timer_fired(group: GroupMetadata, member_id: str, context: EventConte
 def drop_member(group: GroupMetadata, member: Member, context: EventContext) -> None:
     """Removes the member; its waiting requests fail with UNKNOWN_MEMBER_ID."""
     context.cancel_timer(TimerKind.MEMBER, group, member.member_id)
-    joining, syncing = member.joining, member.syncing
+    fail_waiting_requests(group, member, context, ErrorCode.UNKNOWN_MEMBER_ID)
     group.remove(member.member_id)
-    member.joining = member.syncing = None
+
+
+def fail_waiting_requests(
+    group: GroupMetadata, member: Member, context: EventContext, error: ErrorCode, member_id: str = ""
+) -> None:
+    """Responds with ``error`` to the member's waiting join, with ``member_id``, and to its waiting sync."""
+    joining = group.set_joining(member, None)
     if joining is not None:
-        context.reply(joining, JoinResult(error=ErrorCode.UNKNOWN_MEMBER_ID, member_id=""))
-    if syncing is not None:
-        context.reply(syncing, SyncResult(error=ErrorCode.UNKNOWN_MEMBER_ID))
+        context.reply(joining, JoinResult(error=error, member_id=member_id))
+    if member.syncing is not None:
+        context.reply(member.syncing, SyncResult(error=error))
+        member.syncing = None
 
 
 def sync_received(group: GroupMetadata, member_id: str, context: EventContext) -> None:

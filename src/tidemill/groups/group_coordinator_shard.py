@@ -111,16 +111,16 @@ ResponseT = TypeVar("ResponseT", bound=Response)
 
 
 class Write:
-    """A batch that is being appended: the records to replay, and the effects that complete with it."""
+    """A batch to append: the records to replay, and the effects that complete with it."""
 
-    __slots__ = ("batch", "continued", "deadline_ms", "ending", "records", "responded", "task")
+    __slots__ = ("batch", "builder", "continued", "deadline_ms", "ending", "records", "responded", "task")
 
-    def __init__(
-        self, batch: bytes, records: list[OffsetsRecord], ending: list[Append], deadline_ms: int
-    ) -> None:
-        self.batch = batch
-        self.records = records
-        self.ending = ending
+    def __init__(self, deadline_ms: int) -> None:
+        self.builder = BatchBuilder()
+        self.batch = b""
+        """The result of the builder, once the append has begun."""
+        self.records: list[OffsetsRecord] = []
+        self.ending: list[Append] = []
         self.continued: Append | None = None
         """The effect whose records continue in the next batch: it fails when this batch fails."""
         self.deadline_ms = deadline_ms
@@ -335,10 +335,7 @@ class GroupCoordinatorShard:
             return
         now = self.now()
         deadline_ms = now.monotonic_ms + self._config.offset_commit_timeout_ms
-        builder = BatchBuilder()
-        records: list[OffsetsRecord] = []
-        ending: list[Append] = []
-        continued: Append | None = None
+        write = Write(deadline_ms)
         remaining = ITEMS_PER_SLICE
         while self._outgoing and remaining > 0:
             waiting = self._outgoing[0]
@@ -348,46 +345,33 @@ class GroupCoordinatorShard:
             except Exception as problem:  # noqa: BLE001 - becomes the outcome of the write
                 # A failure of this commit must neither fail nor block the other commits of the turn.
                 self._outgoing.popleft()
-                if builder.count:
-                    self._write(builder, records, ending, None, deadline_ms)
-                    builder, records, ending = BatchBuilder(), [], []
-                self._start(Write(b"", [], [effect], deadline_ms), _raise(problem))
+                if write.builder.count:
+                    self._start(write, self._append(write))
+                write = Write(deadline_ms)
+                write.ending.append(effect)
+                self._start(write, _raise(problem))
+                write = Write(deadline_ms)
                 continue
             for index, (record, key, value) in enumerate(encoded):
-                if builder.count and builder.size_bytes + len(key) + len(value or b"") > BATCH_BYTES_MAX:
-                    self._write(builder, records, ending, effect if index else None, deadline_ms)
-                    builder, records, ending = BatchBuilder(), [], []
-                builder.append(now.wall_ms, key, value)
+                size = write.builder.size_bytes + len(key) + len(value or b"")
+                if write.builder.count and size > BATCH_BYTES_MAX:
+                    write.continued = effect if index else None
+                    self._start(write, self._append(write))
+                    write = Write(deadline_ms)
+                write.builder.append(now.wall_ms, key, value)
                 if effect.replay:
-                    records.append(record)
+                    write.records.append(record)
             remaining -= len(encoded)
             if waiting.has_records:
                 # The slice is over: only an append of more than a slice has further records.
-                continued = effect
+                write.continued = effect
             else:
                 self._outgoing.popleft()
-                ending.append(effect)
-        if builder.count:
-            self._write(builder, records, ending, continued, deadline_ms)
+                write.ending.append(effect)
+        if write.builder.count:
+            self._start(write, self._append(write))
         if self._outgoing:
             asyncio.get_running_loop().call_soon(self._flush)
-
-    def _write(
-        self,
-        builder: BatchBuilder,
-        records: list[OffsetsRecord],
-        ending: list[Append],
-        continued: Append | None,
-        deadline_ms: int,
-    ) -> None:
-        write = Write(b"", records, ending, deadline_ms)
-        write.continued = continued
-        try:
-            write.batch = builder.build()
-        except Exception as problem:  # noqa: BLE001 - becomes the outcome of the write
-            self._start(write, _raise(problem))
-        else:
-            self._start(write, self._append(write))
 
     def _start(self, write: Write, append: Coroutine[Any, Any, None]) -> None:
         """Starts ``append``; its completion is handled after those of the earlier writes."""
@@ -398,6 +382,7 @@ class GroupCoordinatorShard:
         self._timers.set(self._append_timer, self._writes[0].deadline_ms)
 
     async def _append(self, write: Write) -> None:
+        write.batch = write.builder.build()
         await self._log.append(self.partition, write.batch)
 
     def _drain(self, _: object) -> None:

@@ -107,7 +107,7 @@ class Bench:
             if not self.manual:
                 self.store()
         elif isinstance(effect, StateChanged):
-            self.lines.append(f"    {effect.before} -> {effect.after}")
+            self.lines.append(f"    {effect.before.value} -> {effect.after.value}")
 
     def store(self) -> None:
         """Commits the oldest append."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 from groups_bench import Bench, run
 
-from tidemill.groups.coordinator_effects import Now, TimerKind
+from tidemill.groups.coordinator_effects import GroupState, Now, TimerKind
 from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.group_metadata import (
     TRANSITIONS,
     GroupInvariantError,
     GroupMetadata,
-    GroupState,
 )
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tidemill.groups.coordinator_effects import JoinResult, Reply, TimerKey, TimerKind
-from tidemill.groups.group_metadata import GroupMetadata, GroupState
+from tidemill.groups.coordinator_effects import GroupState, JoinResult, Reply, TimerKey, TimerKind
+from tidemill.groups.group_metadata import GroupMetadata
 from tidemill.model.errors import ErrorCode
 
 CLIENTS = range(4)

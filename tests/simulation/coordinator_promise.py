@@ -23,6 +23,7 @@ from tidemill.groups.coordinator_effects import (
     AssignmentStored,
     CommitResult,
     Effect,
+    GroupState,
     JoinResult,
     Now,
     OffsetsStored,
@@ -35,7 +36,7 @@ from tidemill.groups.coordinator_effects import (
     Waiter,
 )
 from tidemill.groups.group_coordinator_shard import GroupCoordinatorShard, Write
-from tidemill.groups.group_metadata import GroupMetadata, GroupState
+from tidemill.groups.group_metadata import GroupMetadata
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
 from tidemill.groups.offset_records import CommittedOffset, GroupMetadataValue, OffsetRecord, decode_record
 from tidemill.groups.timers import ShardTimer, ShardTimerKey
@@ -300,9 +301,7 @@ class CoordinatorPromise:
                     self._begun(watched, effect)
                 elif isinstance(effect, Reply):
                     self._answered(watched, effect)
-                elif (
-                    isinstance(effect, StateChanged) and effect.after == GroupState.COMPLETING_REBALANCE.value
-                ):
+                elif isinstance(effect, StateChanged) and effect.after is GroupState.COMPLETING_REBALANCE:
                     self._joined(watched, effect, effects[index + 1 :])
         return effects
 

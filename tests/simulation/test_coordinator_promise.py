@@ -21,6 +21,7 @@ from tidemill.coordination.topic_image import OFFSETS_TOPIC
 from tidemill.groups import membership, offset_commits, rebalance
 from tidemill.groups.coordinator_effects import (
     CommitRequest,
+    GroupState,
     JoinRequest,
     MemberProtocol,
     OffsetToCommit,
@@ -30,7 +31,6 @@ from tidemill.groups.coordinator_effects import (
 from tidemill.groups.group_coordinator import GroupCoordinator
 from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.group_coordinator_shard import GroupCoordinatorShard
-from tidemill.groups.group_metadata import GroupState
 from tidemill.groups.offset_records import CommittedOffset
 from tidemill.log.delayed_file_removal import DelayedFileRemoval
 from tidemill.log.log_config import LogConfig

@@ -14,6 +14,7 @@ from typing import NamedTuple, NewType, TypeAlias
 from tidemill.groups.offset_records import OffsetsRecord
 from tidemill.groups.value_classes import Value
 from tidemill.model.errors import ErrorCode
+from tidemill.model.types import NO_LEADER_EPOCH, ZERO_ID
 
 Waiter = NewType("Waiter", object)
 """The receiver of a response."""
@@ -120,9 +121,9 @@ class OffsetToCommit(Value):
     topic: str
     partition: int
     offset: int
-    leader_epoch: int = -1
+    leader_epoch: int = NO_LEADER_EPOCH
     metadata: str | None = ""
-    topic_id: bytes = b"\x00" * 16
+    topic_id: bytes = ZERO_ID
     commit_timestamp_ms: int = -1
 
 
@@ -275,12 +276,22 @@ class Append(Value):
     replay: bool
 
 
+class GroupState(Enum):
+    """The states of a group, by their names in the protocol."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
 class StateChanged(Value):
     """A group changed its state; for the log and the metrics."""
 
     group_id: str
-    before: str
-    after: str
+    before: GroupState
+    after: GroupState
     generation: int
     members: int
     reason: str

@@ -57,8 +57,8 @@ class EventContext:
         self.effects.append(
             StateChanged(
                 group_id=group.group_id,
-                before=before.value,
-                after=group.state.value,
+                before=before,
+                after=group.state,
                 generation=group.generation,
                 members=len(group.members),
                 reason=reason,

@@ -21,6 +21,7 @@ from tidemill.groups.coordinator_effects import (
     CommitResult,
     DeleteOffsetsResult,
     DescribedGroup,
+    GroupState,
     JoinRequest,
     JoinResult,
     LeaveResult,
@@ -38,7 +39,6 @@ from tidemill.groups.group_coordinator_shard import (
     GroupCoordinatorShard,
     failed_commit,
 )
-from tidemill.groups.group_metadata import GroupState
 from tidemill.groups.offset_records import CommittedOffset
 from tidemill.groups.pending_joins import PendingJoins
 from tidemill.groups.timers import (
@@ -297,14 +297,14 @@ class GroupCoordinator:
                 logger.info("%s-%d: %d expired records removed", OFFSETS_TOPIC, shard.partition, removed)
 
     def _state_changed(self, effect: StateChanged) -> None:
-        if effect.after == GroupState.STABLE.value:
+        if effect.after is GroupState.STABLE:
             self.rebalances += 1
         logger.log(
-            logging.DEBUG if effect.after == GroupState.DEAD.value else logging.INFO,
+            logging.DEBUG if effect.after is GroupState.DEAD else logging.INFO,
             "group %s changed from %s to %s in generation %d with %d members: %s",
             effect.group_id,
-            effect.before,
-            effect.after,
+            effect.before.value,
+            effect.after.value,
             effect.generation,
             effect.members,
             effect.reason,

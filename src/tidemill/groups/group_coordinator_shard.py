@@ -45,7 +45,7 @@ from tidemill.groups.coordinator_effects import (
 )
 from tidemill.groups.coordinator_interfaces import OffsetsLog
 from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
-from tidemill.groups.group_metadata import GroupMetadata
+from tidemill.groups.group_metadata import GroupInvariantError, GroupMetadata
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
 from tidemill.groups.offset_records import CommittedOffset, OffsetsRecord
 from tidemill.groups.pending_joins import PendingJoins
@@ -561,7 +561,9 @@ async def _raise(problem: Exception) -> None:
 
 
 def _complete(waiter: Waiter, response: Response) -> None:
-    if isinstance(waiter, asyncio.Future) and not waiter.done():
+    if not isinstance(waiter, asyncio.Future):
+        raise GroupInvariantError(f"the waiter {waiter!r} of a response is no future")
+    if not waiter.done():
         waiter.set_result(response)
 
 

@@ -17,10 +17,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterable
-from enum import Enum
 from typing import Final, TypeVar
 
-from tidemill.groups.coordinator_effects import JoinedMember, MemberProtocol, Waiter
+from tidemill.groups.coordinator_effects import GroupState, JoinedMember, MemberProtocol, Waiter
 from tidemill.groups.offset_records import CommittedOffset, GroupMetadataValue, GroupRecord, MemberMetadata
 from tidemill.model.errors import ProtocolError, TidemillError
 from tidemill.model.transition_table import NONE, TransitionTable
@@ -30,16 +29,6 @@ Key = TypeVar("Key")
 CONSUMER_PROTOCOL: Final = "consumer"
 SUBSCRIBED_TOPICS_MAX: Final = 100_000
 """The topics of a group that are held in memory. A group with more counts as a consumer of all topics."""
-
-
-class GroupState(Enum):
-    """The states of a group, by their names in the protocol."""
-
-    EMPTY = "Empty"
-    PREPARING_REBALANCE = "PreparingRebalance"
-    COMPLETING_REBALANCE = "CompletingRebalance"
-    STABLE = "Stable"
-    DEAD = "Dead"
 
 
 STATES: Final = tuple(GroupState)

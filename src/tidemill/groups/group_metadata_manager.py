@@ -24,6 +24,7 @@ from tidemill.groups.coordinator_effects import (
     Effect,
     EmptyGroupStored,
     GroupsRemoved,
+    GroupState,
     JoinRequest,
     JoinResult,
     LeaveResult,
@@ -42,7 +43,7 @@ from tidemill.groups.coordinator_effects import (
 )
 from tidemill.groups.event_context import EventContext
 from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
-from tidemill.groups.group_metadata import UNLOAD, GroupMetadata, GroupState
+from tidemill.groups.group_metadata import UNLOAD, GroupMetadata
 from tidemill.groups.offset_records import CommittedOffset, GroupRecord, OffsetRecord, OffsetsRecord
 from tidemill.groups.rebalance import (
     drop_member,

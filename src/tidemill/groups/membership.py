@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from tidemill.groups.coordinator_effects import (
     AssignmentStored,
+    GroupState,
     JoinRequest,
     JoinResult,
     LeaveResult,
@@ -33,7 +34,7 @@ from tidemill.groups.coordinator_effects import (
     Waiter,
 )
 from tidemill.groups.event_context import EventContext
-from tidemill.groups.group_metadata import ASSIGN, GroupInvariantError, GroupMetadata, GroupState, Member
+from tidemill.groups.group_metadata import ASSIGN, GroupInvariantError, GroupMetadata, Member
 from tidemill.groups.rebalance import (
     NEW_MEMBER_JOIN_TIMEOUT_MS,
     drop_member,

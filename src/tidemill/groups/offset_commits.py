@@ -23,13 +23,14 @@ from tidemill.groups.coordinator_effects import (
     CommitRequest,
     CommitResult,
     DeleteOffsetsResult,
+    GroupState,
     OffsetsRemoved,
     OffsetsStored,
     OffsetToCommit,
     Waiter,
 )
 from tidemill.groups.event_context import EventContext
-from tidemill.groups.group_metadata import CONSUMER_PROTOCOL, GroupMetadata, GroupState, subtract_counts
+from tidemill.groups.group_metadata import CONSUMER_PROTOCOL, GroupMetadata, subtract_counts
 from tidemill.groups.membership import check_generation
 from tidemill.groups.offset_records import NO_EXPIRY, CommittedOffset, OffsetRecord
 from tidemill.groups.rebalance import touch

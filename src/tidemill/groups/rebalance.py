@@ -13,6 +13,7 @@ from typing import Final
 from tidemill.groups.coordinator_effects import (
     Continuation,
     EmptyGroupStored,
+    GroupState,
     JoinResult,
     SetTimer,
     SyncResult,
@@ -20,7 +21,7 @@ from tidemill.groups.coordinator_effects import (
     TimerKind,
 )
 from tidemill.groups.event_context import EventContext
-from tidemill.groups.group_metadata import ALL_JOINED, ALL_LEFT, REBALANCE, GroupMetadata, GroupState, Member
+from tidemill.groups.group_metadata import ALL_JOINED, ALL_LEFT, REBALANCE, GroupMetadata, Member
 from tidemill.model.errors import ErrorCode
 
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 300_000

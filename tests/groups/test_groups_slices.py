@@ -183,3 +183,4 @@ async def test_the_deletion_of_a_topic_ends_when_the_partition_moves() -> None:
         await asyncio.sleep(0)
         fixture.service.resign(fixture.partition())
         await asyncio.wait_for(deletion, 5)
+        assert fixture.log.records(fixture.partition())[OFFSETS:] == []

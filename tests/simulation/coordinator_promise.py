@@ -35,10 +35,11 @@ from tidemill.groups.coordinator_effects import (
     TimerKind,
     Waiter,
 )
-from tidemill.groups.group_coordinator_shard import GroupCoordinatorShard, Write
+from tidemill.groups.group_coordinator_shard import GroupCoordinatorShard
 from tidemill.groups.group_metadata import GroupMetadata
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
 from tidemill.groups.offset_records import CommittedOffset, GroupMetadataValue, OffsetRecord, decode_record
+from tidemill.groups.pending_writes import Write
 from tidemill.groups.timers import ShardTimer, ShardTimerKey
 from tidemill.model.errors import ErrorCode
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX

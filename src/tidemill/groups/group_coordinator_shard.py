@@ -13,7 +13,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidemill.coordination.topic_image import OFFSETS_TOPIC
@@ -49,12 +48,12 @@ from tidemill.groups.group_metadata import GroupInvariantError, GroupMetadata
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
 from tidemill.groups.offset_records import CommittedOffset, OffsetsRecord
 from tidemill.groups.pending_joins import PendingJoins
+from tidemill.groups.pending_writes import Outgoing, Write
 from tidemill.groups.timers import CoordinatorTimerKey, ShardTimer, ShardTimerKey, Timers
 from tidemill.model.backoff import Backoff
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.event_loop_slices import ITEMS_PER_SLICE, slices_by_weight
 from tidemill.model.transition_table import NONE, TransitionTable
-from tidemill.records.builder import BatchBuilder
 
 if TYPE_CHECKING:
     from tidemill.groups.offsets_loader import OffsetsLoader
@@ -108,47 +107,6 @@ TRANSITIONS: Final = TransitionTable(
 )
 
 ResponseT = TypeVar("ResponseT", bound=Response)
-
-
-class Write:
-    """A batch to append: the records to replay, and the effects that complete with it."""
-
-    __slots__ = ("batch", "builder", "continued", "deadline_ms", "ending", "records", "responded", "task")
-
-    def __init__(self, deadline_ms: int) -> None:
-        self.builder = BatchBuilder()
-        self.batch = b""
-        """The result of the builder, once the append has begun."""
-        self.records: list[OffsetsRecord] = []
-        self.ending: list[Append] = []
-        self.continued: Append | None = None
-        """The effect whose records continue in the next batch: it fails when this batch fails."""
-        self.deadline_ms = deadline_ms
-        self.responded = False
-        """Whether the clients already have an error response; the records are replayed once committed."""
-        self.task: asyncio.Task[None] | None = None
-
-
-class Outgoing:
-    """An append with records that are not in a batch yet."""
-
-    __slots__ = ("_following", "_records", "effect")
-
-    def __init__(self, effect: Append) -> None:
-        self.effect = effect
-        self._records = iter(effect.records)
-        self._following = list(islice(self._records, 1))
-
-    @property
-    def has_records(self) -> bool:
-        """Whether :meth:`take` returns further records."""
-        return bool(self._following)
-
-    def take(self) -> list[OffsetsRecord]:
-        """Returns the next records, up to a slice."""
-        taken = [*self._following, *islice(self._records, ITEMS_PER_SLICE - 1)]
-        self._following = list(islice(self._records, 1))
-        return taken
 
 
 class GroupCoordinatorShard:

@@ -271,9 +271,7 @@ def static_member_stored(
     if error is not ErrorCode.NONE:
         if group.state is not GroupState.STABLE or group.generation != done.generation:
             return
-        waiter = group.set_joining(member, None)
-        if waiter is not None:
-            context.reply(waiter, JoinResult(error=error, member_id=""))
+        fail_waiting_requests(group, member, context, error)
         group.set_protocols(member, done.old_protocols)
         member.session_timeout_ms = done.old_session_timeout_ms
         member.rebalance_timeout_ms = done.old_rebalance_timeout_ms

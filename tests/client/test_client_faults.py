@@ -861,7 +861,7 @@ def test_a_refusal_names_the_refused_record_once(
     answer = ProduceResponse(responses=[TopicProduceResponse(name="t", partition_responses=[entry])])
     connection = Connection("there", 9, ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"}))
     request = InFlightRequest(connection, ApiKey.PRODUCE, 9, 1, 0.0)
-    monkeypatch.setattr(InFlightRequest, "decoded", lambda _, response_type: answer)
+    monkeypatch.setattr(InFlightRequest, "response", lambda _, response_type: answer)
     sender._handle_response(request, list(topic.queues[0].in_flight))
     error = str(delivery.exception(0))
     assert text in error

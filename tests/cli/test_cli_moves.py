@@ -25,7 +25,7 @@ from tidemill.cli.reassignment_plans import (
     text,
 )
 from tidemill.client import Admin, ConfigResource, Producer, ResourceType
-from tidemill.client.admin_types import PartitionMove, TopicDescription
+from tidemill.client.admin_types import PartitionReassignment, TopicDescription
 from tidemill.model.types import TopicPartition
 
 Call = Callable[..., str]
@@ -254,7 +254,7 @@ def test_a_move_that_ends_while_it_is_cancelled_is_no_error(
     local: LocalCluster, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(local, "arrived", {0: [2]})
-    ended = {TopicPartition("arrived", 0): PartitionMove([1, 2], [2], [1])}
+    ended = {TopicPartition("arrived", 0): PartitionReassignment([1, 2], [2], [1])}
     monkeypatch.setattr(Admin, "list_reassignments", lambda admin, partitions=None: ended)
     assert call("reassign", "cancel", "--all") == "no moves in progress\n"
     assert replicas(local, "arrived") == {0: [2]}

@@ -11,7 +11,7 @@ import pytest
 from tidemill.client import Admin, Consumer, Producer, RangeReader, TopicPartition
 from tidemill.client.connection import Connection
 from tidemill.client.errors import ClientError
-from tidemill.client.group_offsets import Committed
+from tidemill.client.group_offsets import OffsetAndMetadata
 from tidemill.model.errors import ErrorCode
 from tidemill.testing import Broker
 from tidemill.wire.apis import ApiKey, ResponseT
@@ -39,7 +39,7 @@ def offsets(admin: Admin, group: str) -> dict[TopicPartition, int]:
 def test_offsets_of_a_group_are_set_read_and_deleted(admin: Admin, new_topic: NewTopic, group: str) -> None:
     topic = new_topic(3)
     first, second, third = (TopicPartition(topic, at) for at in range(3))
-    admin.alter_group_offsets(group, {first: 5, second: Committed(7, 3, "note")})
+    admin.alter_group_offsets(group, {first: 5, second: OffsetAndMetadata(7, 3, "note")})
     found = admin.group_offsets(group)
     assert offsets(admin, group) == {first: 5, second: 7}
     assert [(at.leader_epoch, at.metadata) for at in (found[first], found[second])] == [(-1, ""), (3, "note")]

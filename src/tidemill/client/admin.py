@@ -31,7 +31,7 @@ from tidemill.client.admin_types import (
     NewTopic,
     PartitionDescription,
     PartitionLag,
-    PartitionMove,
+    PartitionReassignment,
     ProducerEntry,
     ReplicaSize,
     ResourceType,
@@ -45,10 +45,15 @@ from tidemill.client.connection import Connection
 from tidemill.client.consumer_protocol import decode_assignment
 from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout, check, error_for
 from tidemill.client.group_commits import commit_offsets, offsets_to_commit
-from tidemill.client.group_offsets import Committed, fetch_offsets
+from tidemill.client.group_offsets import OffsetAndMetadata, fetch_offsets
 from tidemill.client.group_requests import CONSUMER_PROTOCOL, call_coordinator, leave_group
 from tidemill.client.network_client import CONTROL
-from tidemill.client.offsets import OffsetAt, OffsetsAndFailures, list_offsets, list_offsets_or_failures
+from tidemill.client.offsets import (
+    OffsetAndTimestamp,
+    OffsetsAndFailures,
+    list_offsets,
+    list_offsets_or_failures,
+)
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.types import TopicPartition, by_topic
 from tidemill.wire.apis import ApiKey
@@ -90,7 +95,7 @@ from tidemill.wire.messages.offset_delete import (
 HIGH_WATERMARK = -1
 """For :meth:`Admin.delete_records`: all records below the high watermark."""
 
-PLACES = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}
+OFFSET_SPECS = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
 DEAD = "Dead"
 PREFERRED, UNCLEAN = 0, 1
@@ -360,21 +365,23 @@ class Admin:
 
     def list_offsets(
         self,
-        places: Mapping[TopicPartition, int | str],
+        offset_specs: Mapping[TopicPartition, int | str],
         *,
         committed_only: bool = False,
         timeout: float | None = None,
-    ) -> dict[TopicPartition, OffsetAt]:
+    ) -> dict[TopicPartition, OffsetAndTimestamp]:
         """Returns the offsets at ``earliest``, ``latest``, ``max-timestamp`` or a time in ms, by partition.
 
         Raises the error of the first partition that fails.
         """
         deadline = self._connections.deadline(timeout)
-        return list_offsets(self._network_client, _times(places), deadline, committed_only=committed_only)
+        return list_offsets(
+            self._network_client, _times(offset_specs), deadline, committed_only=committed_only
+        )
 
     def list_offsets_or_failures(
         self,
-        places: Mapping[TopicPartition, int | str],
+        offset_specs: Mapping[TopicPartition, int | str],
         *,
         committed_only: bool = False,
         timeout: float | None = None,
@@ -382,7 +389,7 @@ class Admin:
         """As :meth:`list_offsets`, but returns the errors of the partitions that fail."""
         deadline = self._connections.deadline(timeout)
         return list_offsets_or_failures(
-            self._network_client, _times(places), deadline, committed_only=committed_only
+            self._network_client, _times(offset_specs), deadline, committed_only=committed_only
         )
 
     def describe_producers(
@@ -639,14 +646,14 @@ class Admin:
         group: str,
         partitions: Iterable[TopicPartition] | None = None,
         timeout: float | None = None,
-    ) -> dict[TopicPartition, Committed]:
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Returns the committed offsets of a group, or of ``partitions``; omits partitions without one."""
         return fetch_offsets(self._network_client, group, partitions, self._connections.deadline(timeout))
 
     def alter_group_offsets(
         self,
         group: str,
-        offsets: Mapping[TopicPartition, int | Committed],
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
         timeout: float | None = None,
     ) -> None:
         """Sets committed offsets of a group without members."""
@@ -739,7 +746,7 @@ class Admin:
 
     def _partitions_to_reset(
         self,
-        old: Mapping[TopicPartition, Committed],
+        old: Mapping[TopicPartition, OffsetAndMetadata],
         topics: Sequence[str] | None,
         partitions: Iterable[TopicPartition] | None,
         deadline: float,
@@ -898,7 +905,7 @@ class Admin:
 
     def list_reassignments(
         self, partitions: Iterable[TopicPartition] | None = None, timeout: float | None = None
-    ) -> dict[TopicPartition, PartitionMove]:
+    ) -> dict[TopicPartition, PartitionReassignment]:
         """Returns the reassignments in progress, of ``partitions`` or of all."""
         deadline = self._connections.deadline(timeout)
         wanted = (
@@ -912,7 +919,7 @@ class Admin:
             ]
         )
 
-        def send(connection: Connection) -> dict[TopicPartition, PartitionMove]:
+        def send(connection: Connection) -> dict[TopicPartition, PartitionReassignment]:
             request = list_partition_reassignments.ListPartitionReassignmentsRequest(
                 timeout_ms=remaining_ms(deadline), topics=wanted
             )
@@ -929,7 +936,7 @@ class Admin:
                 broker=connection.address,
             )
             return {
-                TopicPartition(topic.name, p.partition_index): PartitionMove(
+                TopicPartition(topic.name, p.partition_index): PartitionReassignment(
                     list(p.replicas), list(p.adding_replicas), list(p.removing_replicas)
                 )
                 for topic in response.topics
@@ -1230,13 +1237,15 @@ def _describe_consumer_group(connection: Connection, group: str) -> GroupDescrip
     )
 
 
-def _times(places: Mapping[TopicPartition, int | str]) -> dict[TopicPartition, int]:
-    """Returns the timestamps that ListOffsets uses for places."""
+def _times(offset_specs: Mapping[TopicPartition, int | str]) -> dict[TopicPartition, int]:
+    """Returns the timestamps that ListOffsets uses for offset specs."""
     times: dict[TopicPartition, int] = {}
-    for item, place in places.items():
-        found = PLACES.get(place) if isinstance(place, str) else place
+    for item, offset_spec in offset_specs.items():
+        found = OFFSET_SPECS.get(offset_spec) if isinstance(offset_spec, str) else offset_spec
         if found is None:
-            raise ValueError(f"offsets at {place!r}: use {', '.join(PLACES)} or milliseconds since 1970")
+            raise ValueError(
+                f"offsets at {offset_spec!r}: use {', '.join(OFFSET_SPECS)} or milliseconds since 1970"
+            )
         times[TopicPartition(*item)] = found
     return times
 

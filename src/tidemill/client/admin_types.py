@@ -66,7 +66,7 @@ class TopicDescription(NamedTuple):
     partitions: list[PartitionDescription]
 
 
-class PartitionMove(NamedTuple):
+class PartitionReassignment(NamedTuple):
     """A reassignment in progress: all replicas, the replicas to be added and the replicas to be removed."""
 
     replicas: list[int]

@@ -42,10 +42,10 @@ from tidemill.client.errors import (
 from tidemill.client.fetched_records import collect, collect_arrow
 from tidemill.client.fetcher import Fetcher
 from tidemill.client.group_commits import Offsets, log_failed_commit, offsets_to_commit
-from tidemill.client.group_offsets import Committed, fetch_offsets
+from tidemill.client.group_offsets import OffsetAndMetadata, fetch_offsets
 from tidemill.client.network_client import NetworkClient, PollEnded
 from tidemill.client.offset_resets import OffsetResets
-from tidemill.client.offsets import OffsetAt, list_offsets, partitions_by_leader
+from tidemill.client.offsets import OffsetAndTimestamp, list_offsets, partitions_by_leader
 from tidemill.client.subscription_state import RebalanceListener, SubscriptionState
 from tidemill.client.wait_reasons import Wait
 from tidemill.model.errors import ConfigError, ErrorCode
@@ -323,7 +323,7 @@ class Consumer:
 
     def commit(
         self,
-        offsets: Mapping[TopicPartition, int | Committed] | None = None,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None,
         *,
         timeout: float | None = None,
     ) -> None:
@@ -339,7 +339,7 @@ class Consumer:
 
     def commit_async(
         self,
-        offsets: Mapping[TopicPartition, int | Committed] | None = None,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None,
         *,
         on_commit: Callable[[ClientError | None], None] | None = None,
     ) -> None:
@@ -353,7 +353,7 @@ class Consumer:
 
     def committed(
         self, partitions: Iterable[TopicPartition], timeout: float | None = None
-    ) -> dict[TopicPartition, Committed]:
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Returns the committed offsets of the group; omits partitions without an offset."""
         with self._acquire():
             self._require_coordinator()
@@ -370,7 +370,7 @@ class Consumer:
         assignors = assignors_for(self.config["partition.assignment.strategy"])
         return ConsumerCoordinator(self._network_client, assignors, self._subscriptions, self._fetcher)
 
-    def _offsets_to_commit(self, offsets: Mapping[TopicPartition, int | Committed] | None) -> Offsets:
+    def _offsets_to_commit(self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None) -> Offsets:
         return self._subscriptions.all_consumed() if offsets is None else offsets_to_commit(offsets)
 
     # -- Positions ----------------------------------------------------------------------------------------
@@ -403,7 +403,7 @@ class Consumer:
         unknown = self._subscriptions.initializing_partitions()
         if unknown:
             reset_timestamp = self._subscriptions.default_reset_timestamp
-            committed: dict[TopicPartition, Committed] = {}
+            committed: dict[TopicPartition, OffsetAndMetadata] = {}
             if self.config.str("group.id"):
                 committed = self._fetch_committed(unknown, deadline, in_poll=in_poll)
             for item in unknown:
@@ -423,7 +423,7 @@ class Consumer:
 
     def _fetch_committed(
         self, items: Iterable[TopicPartition], deadline: float, *, in_poll: bool = False
-    ) -> dict[TopicPartition, Committed]:
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
         group, stable = self.config.str("group.id"), self._fetcher.committed_only
         fetch = partial(fetch_offsets, self._network_client, group, items, deadline, stable=stable)
         return self._fetcher.call_until_wakeup(fetch, deadline) if in_poll else fetch()
@@ -513,7 +513,7 @@ class Consumer:
 
     def offsets_for_times(
         self, times_ms: Mapping[TopicPartition, int], timeout: float | None = None
-    ) -> dict[TopicPartition, OffsetAt | None]:
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Returns the first offset at or after each time (ms since 1970 UTC), with its time; None without a
         record.
         """

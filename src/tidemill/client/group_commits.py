@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tidemill.client.connection import Connection, InFlightRequest
 from tidemill.client.errors import ClientError, CommitFailed, RequestTimeout, check
-from tidemill.client.group_offsets import NAMED_MAX, Committed
+from tidemill.client.group_offsets import NAMED_MAX, OffsetAndMetadata
 from tidemill.client.group_requests import COORDINATOR_MOVED, MEMBERSHIP_LOST, call_coordinator
 from tidemill.client.network_client import NetworkClient
 from tidemill.client.subscription_state import SubscriptionState
@@ -32,10 +32,13 @@ Offsets = Mapping[TopicPartition, tuple[int, int, str]]
 """Offset, leader epoch (-1 unknown), metadata by partition."""
 
 
-def offsets_to_commit(offsets: Mapping[TopicPartition, int | Committed]) -> dict[TopicPartition, Committed]:
+def offsets_to_commit(
+    offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
+) -> dict[TopicPartition, OffsetAndMetadata]:
     """Returns the offsets with leader epoch and metadata; a plain number has none of both."""
     return {
-        TopicPartition(*item): Committed(at) if isinstance(at, int) else at for item, at in offsets.items()
+        TopicPartition(*item): OffsetAndMetadata(at) if isinstance(at, int) else at
+        for item, at in offsets.items()
     }
 
 

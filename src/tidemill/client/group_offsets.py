@@ -24,7 +24,7 @@ NAMED_MAX = 9
 """The last version of OffsetFetch and OffsetCommit with topic names: committed offsets outlive topic ids."""
 
 
-class Committed(NamedTuple):
+class OffsetAndMetadata(NamedTuple):
     """A committed offset: the next record to read, the leader epoch of the record before (-1), metadata."""
 
     offset: int
@@ -39,11 +39,11 @@ def fetch_offsets(
     deadline: float,
     *,
     stable: bool = False,
-) -> dict[TopicPartition, Committed]:
+) -> dict[TopicPartition, OffsetAndMetadata]:
     """Returns the committed offsets of ``partitions``, or all of the group; omits partitions without one."""
     wanted = None if partitions is None else by_topic(partitions)
 
-    def send(connection: Connection) -> dict[TopicPartition, Committed]:
+    def send(connection: Connection) -> dict[TopicPartition, OffsetAndMetadata]:
         version = connection.version(ApiKey.OFFSET_FETCH, NAMED_MAX)
         request = OffsetFetchRequest(require_stable=stable and version >= 7)
         topics = (
@@ -73,9 +73,9 @@ def fetch_offsets(
 
 def _read_offsets(
     response: OffsetFetchResponse | OffsetFetchResponseGroup, group: str, broker: str
-) -> dict[TopicPartition, Committed]:
+) -> dict[TopicPartition, OffsetAndMetadata]:
     check(response.error_code, f"read the offsets of group {group!r}", broker=broker)
-    result: dict[TopicPartition, Committed] = {}
+    result: dict[TopicPartition, OffsetAndMetadata] = {}
     for topic in response.topics:
         for entry in topic.partitions:
             item = TopicPartition(topic.name, entry.partition_index)
@@ -87,7 +87,7 @@ def _read_offsets(
                 partition=item.partition,
             )
             if entry.committed_offset >= 0:
-                result[item] = Committed(
+                result[item] = OffsetAndMetadata(
                     entry.committed_offset, entry.committed_leader_epoch, entry.metadata or ""
                 )
     return result

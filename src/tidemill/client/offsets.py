@@ -22,7 +22,7 @@ from tidemill.wire.messages.list_offsets import (
 )
 
 
-class OffsetAt(NamedTuple):
+class OffsetAndTimestamp(NamedTuple):
     """The result of a lookup: ``offset`` is -1 if no record is that late; ``timestamp`` in ms, or -1."""
 
     offset: int
@@ -33,7 +33,7 @@ class OffsetAt(NamedTuple):
 class OffsetsAndFailures(NamedTuple):
     """The offsets of partitions, and the errors of the others."""
 
-    offsets: dict[TopicPartition, OffsetAt]
+    offsets: dict[TopicPartition, OffsetAndTimestamp]
     failures: dict[TopicPartition, ClientError]
     retriable: dict[TopicPartition, ClientError]
     """The errors after which the request is sent again; empty at the end."""
@@ -45,7 +45,7 @@ def list_offsets(
     deadline: float,
     *,
     committed_only: bool = False,
-) -> dict[TopicPartition, OffsetAt]:
+) -> dict[TopicPartition, OffsetAndTimestamp]:
     """Returns the first offset at or after each time (ms, or one of the constants above).
 
     Sends to all leaders at once; retries after a metadata refresh while leaders move, until ``deadline``.
@@ -83,7 +83,7 @@ def _list_offsets(
     committed_only: bool,
     all_or_none: bool,
 ) -> OffsetsAndFailures:
-    found: dict[TopicPartition, OffsetAt] = {}
+    found: dict[TopicPartition, OffsetAndTimestamp] = {}
     failures: dict[TopicPartition, ClientError] = {}
     left = dict(times)
     began = time.monotonic()
@@ -220,7 +220,7 @@ def read_list_offsets(request: InFlightRequest, items: Iterable[TopicPartition])
                 (result.retriable if refused.retriable else result.failures)[item] = refused
             elif request.version == 0:
                 offset = entry.old_style_offsets[0] if entry.old_style_offsets else -1
-                result.offsets[item] = OffsetAt(offset, -1, -1)
+                result.offsets[item] = OffsetAndTimestamp(offset, -1, -1)
             else:
-                result.offsets[item] = OffsetAt(entry.offset, entry.timestamp, entry.leader_epoch)
+                result.offsets[item] = OffsetAndTimestamp(entry.offset, entry.timestamp, entry.leader_epoch)
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,8 @@ def test_files_are_published_and_loaded_again_by_date(lab: Any, tmp_path: Path) 
     assert loaded.where("event_date = to_date(at)").count() == 60
     assert loaded.where("delay is null").count() == 9
     assert load(lab.spark, job).rows == 0
+    with pytest.raises(ConfigError, match="have delay int, and this load writes delay bigint: set"):
+        load(lab.spark, replace(job, schema="carrier string, delay bigint, at timestamp"))
     # Each date is one file of a micro-batch.
     assert len(list(lab.output.glob("event_date=*/*.parquet"))) <= 3 * 3
 
@@ -346,6 +349,12 @@ def test_the_commands_print_results_and_errors(
     refused = CliRunner().invoke(command, other)
     assert refused.exit_code == 2
     assert "was loaded with another checkpoint" in refused.output
+    refused = CliRunner().invoke(command, [*load, "-t", "nowhere"])
+    assert refused.exit_code == 2
+    assert f"was loaded from {topic}, and this load reads nowhere" in refused.output
+    refused = CliRunner().invoke(command, [*load, "-t", topic, "--schema", "n int"])
+    assert refused.exit_code == 2
+    assert "have value binary, and this load writes n int, raw_value binary" in refused.output
     assert CliRunner().invoke(command, load).exit_code == 2
     bad = CliRunner().invoke(command, ["load", *common, "-o", str(tmp_path / "x"), "-t", "nowhere"])
     assert bad.exit_code == 1

@@ -97,7 +97,8 @@ def advance(position: StreamPosition, view: ClusterView) -> Advance:
         if partition not in view.latest and partition.topic not in recreated
     }
     if absent:
-        losses.append(f"the cluster no longer has {describe_partitions(absent)}")
+        names = describe_partitions(absent)
+        losses.append(f"the cluster no longer has {names}, or the options of the query no longer select it")
     return Advance(begin, end, absent, losses)
 
 

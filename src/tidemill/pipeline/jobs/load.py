@@ -21,6 +21,7 @@ from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import TidemillError
 from tidemill.model.system_interfaces import Files
 from tidemill.pipeline.connect import open_cluster
+from tidemill.pipeline.jobs.earlier_loads import check_same_schema, check_same_topics
 from tidemill.pipeline.jobs.file_sink_migration import migrate
 from tidemill.pipeline.jobs.preflight_checks import (
     AVAILABLE_NOW,
@@ -95,9 +96,13 @@ def check_load(job: LoadJob) -> SourceOptions:
         check_fields(schema)
     if job.transform is None:  # a transform may add columns
         check_event_time(job.event_time, schema)
-    for what, path in (("output", job.output), ("checkpoint", job.checkpoint)):
-        check_folder(what, local_path(path, what))
-    check_pair(local_path(job.output), local_path(job.checkpoint))
+    output, checkpoint = local_path(job.output, "output"), local_path(job.checkpoint, "checkpoint")
+    check_folder("output", output)
+    check_folder("checkpoint", checkpoint)
+    check_pair(output, checkpoint)
+    check_same_topics(options, output, checkpoint)
+    if job.transform is None:
+        check_same_schema(schema, output, checkpoint)
     return options
 
 

@@ -15,7 +15,7 @@ collations of strings are not validated. A start of Spark takes half a minute.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn, TypeAlias
 
 from tidemill.model.errors import ConfigError
@@ -55,10 +55,13 @@ TOKEN = re.compile(r"\s*(`(?:[^`]|``)*`|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A type without parts, by Spark's name ("bigint"); ``text`` is its DDL with parameters."""
+    """A type without parts, by Spark's name ("bigint"); ``text`` is its DDL with parameters.
+
+    Types of one name are equal: a collation is no other type of a Parquet column.
+    """
 
     name: str
-    text: str
+    text: str = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +240,7 @@ class _Parser:
         while self._word() == "interval" or (words and self._word() in UNITS):
             words.append(self._word())
             self._at += 1
-        return Plain("interval", " ".join(words))
+        return Plain(" ".join(words), " ".join(words))
 
     def _unknown_type(self) -> NoReturn:
         word = self._word()

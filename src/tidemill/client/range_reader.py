@@ -24,6 +24,7 @@ from tidemill.client.connection import InFlightRequest
 from tidemill.client.errors import (
     BrokerUnreachable,
     ClientError,
+    ConnectionAttemptPending,
     DataLoss,
     RequestTimeout,
     TopicRecreated,
@@ -98,6 +99,18 @@ class RangeReader:
 
     def _deadline(self) -> float:
         return time.monotonic() + self._timeout
+
+    def connect(self, refused_timeout_s: float, timeout_s: float) -> None:
+        """Connects to any broker; no-op with an open connection.
+
+        Raises BrokerUnreachable once all brokers have refused connections for ``refused_timeout_s``, or have
+        not answered for ``timeout_s``.
+        """
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._network_client.any_connection(time.monotonic() + refused_timeout_s)
+        except ConnectionAttemptPending:
+            self._network_client.any_connection(deadline)
 
     # -- metadata and offsets -----------------------------------------------------------------------------
 

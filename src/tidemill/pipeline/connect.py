@@ -16,6 +16,11 @@ _idle_process = 0
 """Idle clients of this process. Spark runs many tasks in one Python worker: the next task reuses the open
 connections. A process that is forked from this one must not use them."""
 
+REFUSED_TIMEOUT_S = 3.0
+"""How long a query that starts waits for a broker while all of them refuse connections."""
+UNANSWERED_TIMEOUT_S = 15.0
+"""The same while a broker neither accepts nor refuses the connection."""
+
 IDLE_MAX = 4
 """The maximum number of clusters (or configurations) that a worker stays connected to."""
 
@@ -25,6 +30,21 @@ def open_cluster(client: Mapping[str, str]) -> RangeReader:
     from tidemill.client.range_reader import RangeReader
 
     return RangeReader(None, client)
+
+
+def open_for_planning(client: Mapping[str, str]) -> RangeReader:
+    """As :func:`open_cluster`, for a query that starts. Raises BrokerUnreachable within seconds.
+
+    With ``default.api.timeout.ms`` among the options, the first call waits for a broker this long instead.
+    """
+    cluster = open_cluster(client)
+    if "default.api.timeout.ms" not in client:
+        try:
+            cluster.connect(REFUSED_TIMEOUT_S, UNANSWERED_TIMEOUT_S)
+        except BaseException:
+            cluster.close()
+            raise
+    return cluster
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from tidemill.model.types import TopicPartition
 from tidemill.pipeline.batch_planning import ClusterView, OffsetRange, Offsets, deleted, split_ranges
 from tidemill.pipeline.cluster import Cluster
 from tidemill.pipeline.columns import BatchBuilder, requested_columns
-from tidemill.pipeline.connect import open_cluster, pooled_cluster
+from tidemill.pipeline.connect import open_for_planning, pooled_cluster
 from tidemill.pipeline.offset_ranges import is_gone, read_view, report_losses, resolve_bound
 from tidemill.pipeline.options import SourceOptions
 from tidemill.pipeline.worker_process import prepare_for_next_task
@@ -34,7 +34,7 @@ class TidemillReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Returns one task for each partition with records, or more with ``minPartitions``."""
-        with open_cluster(self._options.client) as cluster:
+        with open_for_planning(self._options.client) as cluster:
             ranges = plan_batch(cluster, self._options)
         pieces = split_ranges(ranges, self._options.partitions_min, self._options.records_per_partition_max)
         return list(pieces)

@@ -33,7 +33,7 @@ from tidemill.pipeline.batch_planning import (
 )
 from tidemill.pipeline.cluster import Cluster
 from tidemill.pipeline.columns import requested_columns
-from tidemill.pipeline.connect import open_cluster
+from tidemill.pipeline.connect import open_for_planning
 from tidemill.pipeline.offset_ranges import read_view, report_losses, resolve_bound
 from tidemill.pipeline.options import SourceOptions
 from tidemill.pipeline.reader import read_range
@@ -169,7 +169,7 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _connected(self) -> Cluster:
         if self._cluster is None:
-            self._cluster = open_cluster(self._options.client)
+            self._cluster = open_for_planning(self._options.client)
         return self._cluster
 
     def _last_position(self) -> StreamPosition:

@@ -182,6 +182,17 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         BrokerConfig.from_sources(str(tmp_path / "nothing.properties"))
 
 
+def test_a_quota_that_is_not_enforced_causes_a_warning() -> None:
+    config = BrokerConfig.from_sources(sets=["quota.producer.default=1000", "max.connection.creation.rate=5"])
+    assert config.warnings == (
+        "quota.producer.default=1000 is not enforced: quotas come with a later version (--set "
+        "quota.producer.default)",
+        "max.connection.creation.rate=5 is not enforced: quotas come with a later version (--set "
+        "max.connection.creation.rate)",
+    )
+    assert config.notes == ()
+
+
 def test_the_kraft_file_of_kafka_is_accepted_with_notes(tmp_path: Path) -> None:
     file = tmp_path / "server.properties"
     file.write_text(

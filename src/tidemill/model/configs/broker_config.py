@@ -35,8 +35,8 @@ STANDALONE_DEFAULTS: Mapping[str, Value] = {"group.initial.rebalance.delay.ms": 
 class BrokerConfig(SourcedConfig):
     """All keys of one broker, validated.
 
-    ``warnings`` need the operator's attention (unknown keys, keys given twice); ``notes`` list keys that were
-    set but have no effect, with the reason.
+    ``warnings`` need the operator's attention (unknown keys, keys given twice, quotas); ``notes`` list other
+    keys that were set but have no effect, with the reason.
     """
 
     __slots__ = ("_broker", "_cluster", "_listener_values", "_static", "_topic_defaults", "notes", "warnings")
@@ -91,7 +91,7 @@ class BrokerConfig(SourcedConfig):
         config = cls(
             gathered.settings,
             listener_values=gathered.listener_values,
-            warnings=tuple(gathered.warnings),
+            warnings=(*gathered.warnings, *gathered.quota_warnings()),
             notes=tuple(gathered.notes()),
         )
         config.check()

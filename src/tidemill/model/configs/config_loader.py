@@ -5,6 +5,7 @@ from __future__ import annotations
 from tidemill.model.configs.access_control import AUTHORIZER_OPTIONS, check_access
 from tidemill.model.configs.all_keys import BROKER_KEYS, TOPIC_KEYS, TOPIC_SYNONYMS
 from tidemill.model.configs.config_values import Setting
+from tidemill.model.configs.key_support import QUOTAS, YES
 from tidemill.model.similar_names import did_you_mean
 
 ENVIRONMENT_PREFIX = "TIDEMILL_"
@@ -65,8 +66,16 @@ class Gathered:
         """Raises ConfigError where the effective settings ask for access control."""
         check_access(self.settings, self.authorizer_options)
 
+    def quota_warnings(self) -> list[str]:
+        """Returns one line for each quota that was set: an operator relies on its limit."""
+        return [
+            f"{name}={setting.text} is not enforced: quotas come with a later version ({setting.provenance})"
+            for name, setting in self.settings.items()
+            if BROKER_KEYS[name].effect == QUOTAS
+        ]
+
     def notes(self) -> list[str]:
-        """Returns one line for each key that was set and has no effect."""
+        """Returns one line for each other key that was set and has no effect."""
         options = [
             f"{name} is accepted; no effect: there is no authorizer ({setting.provenance})"
             for name, setting in self.authorizer_options.items()
@@ -76,7 +85,7 @@ class Gathered:
             if BROKER_KEYS[name].effect.startswith("comes")
             else f"{name} is accepted; {BROKER_KEYS[name].effect} ({setting.provenance})"
             for name, setting in self.settings.items()
-            if not BROKER_KEYS[name].takes_effect
+            if BROKER_KEYS[name].effect not in (YES, QUOTAS)
         ]
 
     def _add_listener_value(self, name: str, text: str, provenance: str) -> None:

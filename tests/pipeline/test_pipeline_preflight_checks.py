@@ -299,9 +299,11 @@ def test_missing_topics_are_reported_before_a_job_starts(tmp_path: Path) -> None
         assert "there is no topic flight at" in failed_output(*load, "-t", "flight", code=1)
         assert "did you mean flights?" in failed_output(*load, "-t", "flight", code=1)
         publish = ("publish", "-b", broker.bootstrap, str(tmp_path / "rows.csv"))
-        assert "create it with tidemill topic create nowhere" in failed_output(
+        assert "Create it with tidemill topic create nowhere" in failed_output(
             *publish, "-t", "nowhere", code=1
         )
+        created = (*publish, "-t", "nowhere", "--option", "createTopics=true")
+        assert "Error: Spark was started" in CliRunner().invoke(command, list(created)).output
         with Admin(broker.bootstrap) as admin:
             assert [topic.name for topic in admin.list_topics()] == ["flights"]
         # Valid jobs proceed to the start of Spark.

@@ -172,9 +172,10 @@ def publish(**given: Any) -> None:
     \b
     tidemill pipeline publish flights.csv -t flights --key carrier --timestamp time_hour
     """
-    from tidemill.pipeline.jobs.preflight_checks import check_master, check_publish, check_topic_to_write
+    from tidemill.pipeline.jobs.preflight_checks import check_master, check_publish
     from tidemill.pipeline.jobs.publish import PublishJob, read_files
     from tidemill.pipeline.jobs.publish import publish as run
+    from tidemill.pipeline.writer import refuse_missing_topic
 
     job = PublishJob(
         sink=_kafka_options(given),
@@ -189,7 +190,7 @@ def publish(**given: Any) -> None:
         options = check_publish(job, given["paths"], given["form"])
         check_master(given["master"])
     Target(options.bootstrap, {}).check_reachable()
-    check_topic_to_write(options)
+    refuse_missing_topic(options)
     result = _with_spark(given, lambda spark: run(read_files(spark, given["paths"], given["form"], job), job))
     _print(
         given["as_json"],

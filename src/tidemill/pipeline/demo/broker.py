@@ -92,14 +92,9 @@ class DemoBroker:
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def _answers(self) -> bool:
-        host, port = self.bootstrap.rsplit(":", 1)
         try:
-            socket.create_connection((host, int(port)), timeout=1).close()
-        except OSError:
-            return False
-        try:
-            with RangeReader(self.bootstrap, default_api_timeout_ms=5000) as reader:
-                reader.topic_names()
+            with RangeReader(self.bootstrap) as reader:
+                reader.connect(0.0, 5.0)
         except (KafkaError, OSError):
             return False
         return True

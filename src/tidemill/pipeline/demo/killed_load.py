@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import TidemillError
+from tidemill.pipeline.jobs.earlier_loads import batches_in
 from tidemill.pipeline.jobs.load_manifest import STAGING
 from tidemill.pipeline.jobs.table_folder import read_manifest
 
@@ -95,13 +96,6 @@ def _wait_for_files(checkpoint: Path, batch: int, process: subprocess.Popen[byte
         if len(staged_files(checkpoint)) >= FILES_BEFORE_KILL:
             return
         time.sleep(0.01)
-
-
-def batches_in(directory: Path) -> list[int]:
-    """Returns the micro-batches in a folder of a checkpoint."""
-    if not directory.is_dir():
-        return []
-    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
 
 
 def _wait_for(

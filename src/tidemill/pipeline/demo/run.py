@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tidemill.model.types import TopicPartition
 from tidemill.pipeline.demo import analysis, checks
 from tidemill.pipeline.demo.broker import DemoBroker
 from tidemill.pipeline.demo.directory import locked_directory
@@ -23,6 +23,7 @@ from tidemill.pipeline.demo.publish import publish_topic
 from tidemill.pipeline.demo.results import Files, Loaded, MicroBatch, Results, Step
 from tidemill.pipeline.demo.show import Show
 from tidemill.pipeline.demo.topics import make_topics, remove_topics
+from tidemill.pipeline.jobs.earlier_loads import position_after
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -346,17 +347,11 @@ def errors_into(path: Path) -> Iterator[None]:
 
 def killed_rows(checkpoint: Path, killed: KilledLoad) -> dict[int, int]:
     """Returns the messages of the first run's micro-batches, from the offsets in the checkpoint."""
-    before: dict[tuple[str, str], int] = {}
+    before: dict[TopicPartition, int] = {}
     rows: dict[int, int] = {}
     batches = sorted({*killed.committed, *(() if killed.interrupted is None else (killed.interrupted,))})
     for batch in batches:
-        # Lines: version, metadata of the batch, the offsets of its source.
-        offsets = json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2])
-        after = {
-            (topic, number): offset
-            for topic, part in offsets["topics"].items()
-            for number, offset in part["next"].items()
-        }
+        after = position_after(checkpoint, batch).offsets()
         rows[batch] = sum(offset - before.get(place, 0) for place, offset in after.items())
         before = after
     return rows

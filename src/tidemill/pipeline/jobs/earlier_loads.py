@@ -26,11 +26,10 @@ from typing import Any
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ConfigError
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.columns import TYPES
 from tidemill.pipeline.jobs.load_manifest import STAGING
 from tidemill.pipeline.jobs.schema import Array, Kind, Map, Struct, parse_schema, type_text
 from tidemill.pipeline.jobs.table_folder import PARTITION, SUFFIX, read_manifest
-from tidemill.pipeline.jobs.transforms import PLACE, RAW_REASON, RAW_VALUE
+from tidemill.pipeline.jobs.transforms import columns_of
 from tidemill.pipeline.options import SourceOptions
 from tidemill.pipeline.stream_offsets import StreamPosition, describe_partitions, parse_position
 
@@ -43,10 +42,8 @@ def check_same_topics(options: SourceOptions, output: str, checkpoint: str) -> N
 
     A load may read more topics than the earlier loads.
     """
-    position = _last_position(Path(checkpoint) / "offsets")
-    if position is None:
-        return
-    omitted = {place.topic for place in position.offsets() if not _reads(options, place)}
+    loaded = _last_position(Path(checkpoint)).offsets()
+    omitted = {place.topic for place in loaded if not _reads(options, place)}
     if omitted:
         topics = ", ".join(sorted(omitted))
         raise ConfigError(
@@ -60,24 +57,15 @@ def check_same_schema(schema: Struct | None, output: str, checkpoint: str) -> No
 
     The order of the columns may differ.
     """
-    columns = _stored_columns(output, checkpoint)
-    if columns is None:
+    stored, written = _stored_columns(output, checkpoint), columns_of(schema)
+    if stored is None:
         return
-    stored, written = dict(columns.fields), dict(columns_of_load(schema).fields)
     different = [name for name in {**stored, **written} if stored.get(name) != written.get(name)]
     if different:
         raise ConfigError(
             f"the files of the output {output} have {_shown(different, stored)}, and this load writes "
             f"{_shown(different, written)}: set the schema of the output, {NEW_OUTPUT}"
         )
-
-
-def columns_of_load(schema: Struct | None) -> Struct:
-    """Returns the columns that a load writes into files; the event date is in the names of the folders."""
-    fields = () if schema is None else schema.fields
-    own = "value binary" if schema is None else f"{RAW_VALUE} binary, {RAW_REASON} string"
-    place = ", ".join(f"kafka_{name} {TYPES[name]}" for name in PLACE)
-    return Struct((*fields, *parse_schema(f"{own}, {place}").fields))
 
 
 def _reads(options: SourceOptions, partition: TopicPartition) -> bool:
@@ -92,31 +80,38 @@ def _selection(options: SourceOptions) -> str:
     return ", ".join(options.topics) or describe_partitions(options.assigned)
 
 
-def _last_position(offsets: Path) -> StreamPosition | None:
-    """Returns the position of the last micro-batch; None without one that can be read."""
-    batches = [int(path.name) for path in offsets.glob("[0-9]*") if path.name.isdigit()]
-    if not batches:
-        return None
+def batches_in(log: Path) -> list[int]:
+    """Returns the micro-batches in a log of a checkpoint (``offsets``, ``commits``), in order."""
+    return sorted(int(path.name) for path in log.glob("*") if path.name.isdigit())
+
+
+def position_after(checkpoint: Path, batch: int) -> StreamPosition:
+    """Returns the planned end of a micro-batch. Raises OSError, ValueError and IndexError."""
+    return parse_position(json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2]))
+
+
+def _last_position(checkpoint: Path) -> StreamPosition:
+    """Returns the position after the last micro-batch; an empty one if there is none that can be read."""
     try:
-        return parse_position(json.loads((offsets / str(max(batches))).read_text().splitlines()[2]))
+        return position_after(checkpoint, batches_in(checkpoint / "offsets")[-1])
     except (IndexError, ValueError):
-        return None
+        return StreamPosition({})
 
 
-def _stored_columns(output: str, checkpoint: str) -> Struct | None:
-    """Returns the columns of a file of the table, preferably of the last micro-batch; None without a file."""
+def _stored_columns(output: str, checkpoint: str) -> dict[str, Kind] | None:
+    """Returns the columns of a file of the table, preferably of the last micro-batch; None without a file.
+
+    The event date is not in the files, but in the names of their folders.
+    """
+    import pyarrow.parquet
+
     for path in _files(output, checkpoint):
         try:
-            return _columns_of(path)
+            columns = (pyarrow.parquet.read_schema(path).metadata or {})[COLUMNS]
+            return dict(_fields(json.loads(columns)))
         except (OSError, KeyError, ValueError):  # moved or removed, of another program, damaged
             continue
     return None
-
-
-def _columns_of(path: Path) -> Struct:
-    import pyarrow.parquet
-
-    return Struct(_fields(json.loads((pyarrow.parquet.read_schema(path).metadata or {})[COLUMNS])))
 
 
 def _files(output: str, checkpoint: str) -> Iterator[Path]:

@@ -79,11 +79,10 @@ class LoadJob:
 
 def source_of(job: LoadJob) -> dict[str, str]:
     """Returns the options of a load's source, with ``earliest`` as the default start."""
-    source = {"startingOffsets": "earliest", **job.source}
     names = {name.lower() for name in job.source}
     if names & {"startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}:
-        source = dict(job.source)
-    return source
+        return dict(job.source)
+    return {"startingOffsets": "earliest", **job.source}
 
 
 def check_load(job: LoadJob) -> SourceOptions:

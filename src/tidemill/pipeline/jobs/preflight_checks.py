@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ConfigError
 from tidemill.model.similar_names import did_you_mean
-from tidemill.pipeline.connect import open_cluster
+from tidemill.pipeline.connect import open_for_planning
 from tidemill.pipeline.jobs.file_sink_migration import read_sink_log
 from tidemill.pipeline.jobs.publish_files import check_files, check_not_empty
 from tidemill.pipeline.jobs.schema import Plain, Struct, parse_schema
@@ -29,14 +29,11 @@ from tidemill.pipeline.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from tidemill.pipeline.jobs.publish import PublishJob
 
 AVAILABLE_NOW = "available-now"
-
-LOOKUP_TIMEOUT_MS = 15_000
-"""The timeout of the request for the topics."""
 
 MASTER = re.compile(
     r"local(\[(\d+|\*)(,\s*\d+)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|yarn|k8s://.+"
@@ -156,20 +153,8 @@ def check_topics_to_load(options: SourceOptions, checkpoint: str) -> None:
     Does not check a load that continues: its own errors describe its topics better.
     """
     if not (Path(local_path(checkpoint)) / "offsets").exists():
-        with open_cluster(_with_lookup_timeout(options.client)) as cluster:
+        with open_for_planning(options.client) as cluster:
             select_topics(cluster, options, strict=True)
-
-
-def check_topic_to_write(options: SinkOptions) -> None:
-    """Raises ConfigError if the topic does not exist."""
-    if options.topic is None:
-        return
-    with open_cluster(_with_lookup_timeout(options.client)) as cluster:
-        if options.topic not in cluster.describe([options.topic]):
-            raise ConfigError(
-                f"there is no topic {options.topic} at {options.bootstrap}: create it with tidemill topic "
-                f"create {options.topic}"
-            )
 
 
 def check_trigger(text: str) -> None:
@@ -283,7 +268,3 @@ def local_path(path: str, description: str = "folder") -> str:
 def is_local(path: str) -> bool:
     """Whether a path is local and not a URL."""
     return re.match(r"[a-zA-Z][\w+.-]*:", path) is None
-
-
-def _with_lookup_timeout(client: Mapping[str, str]) -> dict[str, str]:
-    return {"default.api.timeout.ms": str(LOOKUP_TIMEOUT_MS), **client}

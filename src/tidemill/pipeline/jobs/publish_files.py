@@ -30,7 +30,8 @@ def check_files(
 
     ``wanted`` has the columns by their purpose ("key"). ``reader`` has options of Spark's reader.
     """
-    for name, kind in schema.fields if schema is not None else ():
+    fields = () if schema is None else schema.fields
+    for name, kind in fields:
         if isinstance(kind, Struct | Array | Map):
             raise ConfigError(f"the schema has a composed type for {name}, which a CSV column cannot have")
     for path in paths:
@@ -43,7 +44,7 @@ def check_files(
         if columns is None:
             continue
         columns += _partition_columns(path, found[0])
-        for what, name in {**wanted, **{f"schema {name}": name for name in _names(schema)}}.items():
+        for what, name in {**wanted, **{f"schema {name}": name for name, _ in fields}}.items():
             if name not in columns and not (form == "json" and _has_field(found, name)):
                 purpose = what.partition(" ")[0]
                 raise ConfigError(
@@ -87,10 +88,6 @@ def row_of(path: str, form: str, reader: Mapping[str, str], column: str, value: 
     except (OSError, ValueError, csv.Error, LookupError):
         pass
     return path
-
-
-def _names(schema: Struct | None) -> list[str]:
-    return [name for name, _ in schema.fields] if schema is not None else []
 
 
 def _partition_columns(path: str, file: str) -> list[str]:

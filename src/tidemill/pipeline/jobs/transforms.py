@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tidemill.model.errors import ConfigError
+from tidemill.pipeline.columns import TYPES
 from tidemill.pipeline.jobs.round_trip import NOT_READ, REASONS, WITHOUT_FIELDS, round_trip_check
-from tidemill.pipeline.jobs.schema import Struct, ddl_of, parse_schema
+from tidemill.pipeline.jobs.schema import Kind, Struct, ddl_of, parse_schema
 from tidemill.pipeline.spark_errors import one_line
 
 if TYPE_CHECKING:
@@ -24,11 +25,12 @@ UNREAD = "unread"
 """Spark's column for values that do not match the schema; not a column of a loaded table."""
 
 
-def columns_of(schema: Struct | None) -> tuple[str, ...]:
-    """Returns the names of the columns of :func:`parsed`."""
-    if schema is None:
-        return ("value", *PLACE_COLUMNS)
-    return (*[name for name, _ in schema.fields], RAW_VALUE, RAW_REASON, *PLACE_COLUMNS)
+def columns_of(schema: Struct | None) -> dict[str, Kind]:
+    """Returns the columns of :func:`parsed`, with their types."""
+    fields = () if schema is None else schema.fields
+    own = "value binary" if schema is None else f"{RAW_VALUE} binary, {RAW_REASON} string"
+    place = ", ".join(f"kafka_{name} {TYPES[name]}" for name in PLACE)
+    return dict((*fields, *parse_schema(f"{own}, {place}").fields))
 
 
 def parsed(messages: DataFrame, schema: str | None) -> DataFrame:

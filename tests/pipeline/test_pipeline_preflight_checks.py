@@ -69,6 +69,7 @@ def failed_output(*arguments: str, code: int = 2) -> str:
         (["--time-zone", "Europe/Berlim"], "'Europe/Berlim' is unknown; did you mean Europe/Berlin?"),
         (["--checkpoint", "{file}"], "the checkpoint {file} is a file"),
         (["--output", "{file}/out"], "the output {file}/out cannot be created: {file} is a file"),
+        (["--output", "/proc/x"], "the output /proc/x cannot be written: /proc: No such file or directory"),
         (["--output", ""], "the output is empty: set a folder"),
         (["--option", "SUBSCRIBE=u"], "--option subscribe: name topics with --topic or --pattern"),
         (["--output", "s3a://b/out"], "the output s3a://b/out is on s3a: load writes to file systems of"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -191,10 +192,13 @@ def check_folder(description: str, path: str) -> None:
     there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not there.is_dir():
         raise ConfigError(f"the {description} {path} cannot be created: {there} is a file")
-    if not os.access(there, os.W_OK | os.X_OK):
+    try:
+        # Permissions are not enough: /proc, a read-only mount and a full disk accept no folder.
+        tempfile.TemporaryDirectory(prefix=".tidemill-", dir=there).cleanup()
+    except OSError as problem:
         raise ConfigError(
-            f"the {description} {path} cannot be written: no permission for {there}; set another"
-        )
+            f"the {description} {path} cannot be written: {there}: {problem.strerror}; set another"
+        ) from None
 
 
 def check_pair(output: str, checkpoint: str) -> None:

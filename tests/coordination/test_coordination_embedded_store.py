@@ -160,6 +160,123 @@ def one_line(error: StoreError) -> str:
     return text
 
 
+def write_and_kill(path: str, count: int = 40) -> None:
+    """Writes ``count`` nodes in a process that is killed, so that the WAL has them."""
+    with subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        for _ in range(count):
+            writer.stdout.readline()
+        os.kill(writer.pid, signal.SIGKILL)
+
+
+def flip_a_byte(wal: Path) -> None:
+    data = bytearray(wal.read_bytes())
+    data[len(data) // 2] ^= 1
+    wal.write_bytes(data)
+
+
+def flip_its_first_byte(wal: Path) -> None:
+    data = bytearray(wal.read_bytes())
+    data[0] ^= 1
+    wal.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [flip_a_byte, flip_its_first_byte, Path.unlink])
+def test_a_store_that_lacks_a_durable_change_is_rejected_and_not_changed(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    path = store_path(tmp_path)
+    wal = Path(f"{path}-wal")
+    write_and_kill(path)
+    whole = wal.read_bytes()
+    damage(wal)
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    for _ in range(2):
+        with pytest.raises(StoreError) as caught:
+            EmbeddedStore.open(path)
+        text = one_line(caught.value)
+        assert f"{path}-wal is missing or damaged" in text
+        assert f"remove {path}-last-id" in text
+        assert "log import --without-settings" in text
+        after = {file: file.read_bytes() for file in tmp_path.iterdir()}
+        if wal in before:
+            assert after[wal] == before[wal]
+    wal.write_bytes(whole)
+    asyncio.run(count_children(path, 40))
+
+
+async def count_children(path: str, minimum: int) -> None:
+    """Opens the store, which must have at least ``minimum`` nodes of the writer, and closes it."""
+    store = EmbeddedStore.open(path)
+    assert len(await store.children("/n")) >= minimum
+    await store.close()
+
+
+def test_without_the_last_id_an_older_store_opens(tmp_path: Path) -> None:
+    path = store_path(tmp_path)
+    write_and_kill(path, 20)
+    asyncio.run(EmbeddedStore.open(path).close())
+    older = Path(path).read_bytes()
+    write_and_kill(path, 20)
+    Path(f"{path}-wal").unlink()
+    Path(path).write_bytes(older)
+    with pytest.raises(StoreError):
+        EmbeddedStore.open(path)
+    last_id = Path(f"{path}-last-id")
+    last_id.unlink()
+    asyncio.run(count_children(path, 20))
+    write_and_kill(path, 1)
+    assert int(last_id.read_bytes()) >= 20
+
+
+@pytest.mark.parametrize("content", [b"", bytes(20), bytes(30), b"no number"])
+def test_a_last_id_that_a_power_failure_damaged_is_replaced(tmp_path: Path, content: bytes) -> None:
+    path = store_path(tmp_path)
+    write_and_kill(path)
+    last_id = Path(f"{path}-last-id")
+    last_id.write_bytes(content)
+    asyncio.run(count_children(path, 40))
+    write_and_kill(path, 1)
+    assert int(last_id.read_bytes()[:20]) >= 40
+
+
+def test_a_new_store_in_place_of_another_begins_again(tmp_path: Path) -> None:
+    path = store_path(tmp_path)
+    write_and_kill(path)
+    Path(path).unlink()
+    for _ in range(2):
+        asyncio.run(EmbeddedStore.open(path).close())
+
+
+def last_id_of(directory: Path) -> int:
+    return int(Path(f"{store_path(directory)}-last-id").read_bytes())
+
+
+async def test_the_last_id_is_never_ahead_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded_store, "database_class", FailingDatabase)
+    store = EmbeddedStore.open(store_path(tmp_path))
+    await store.transact([Create("/a")])
+    before = last_id_of(tmp_path)
+    monkeypatch.setattr(FailingDatabase, "full", True)
+    with pytest.raises(StoreError):
+        await store.transact([Create("/big", b"x" * 100_000)])
+    assert last_id_of(tmp_path) == before
+    monkeypatch.setattr(FailingDatabase, "full", False)
+    await store.close()
+
+
+def test_a_start_after_a_kill_moves_the_changes_from_the_wal_to_the_file(tmp_path: Path) -> None:
+    path = store_path(tmp_path)
+    write_and_kill(path)
+    before = Path(path).stat().st_size
+    store = EmbeddedStore.open(path)
+    assert Path(path).stat().st_size > before
+    assert not Path(f"{path}-wal").exists() or not Path(f"{path}-wal").stat().st_size
+    asyncio.run(store.close())
+
+
 def write_no_database(path: str) -> None:
     Path(path).write_bytes(b"this is no database" * 100)
 

@@ -132,6 +132,7 @@ def test_the_directories_are_unchanged(kind: str, tmp_path: Path) -> None:
     assert called(data, *source(kind))["imported"] is True
     after = contents(data)
     assert after.pop(STORE)
+    assert after.pop(f"{STORE}-last-id")
     assert after == before
 
 

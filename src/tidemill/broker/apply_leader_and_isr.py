@@ -259,9 +259,9 @@ class LeaderAndIsrApplier:
         if strays:
             logger.warning(
                 "directories of partitions of which this broker has no replica: %d, %s for instance. These "
-                "were reassigned or deleted while this broker was stopped, or the controller cannot read "
-                "the nodes of their topic, which it logs. The directories stay until an operator removes "
-                "them",
+                "were reassigned or deleted while this broker was stopped, or the coordination store was "
+                "restored from an older copy, or the controller cannot read the nodes of their topic, which "
+                "it logs. The directories stay until an operator removes them",
                 len(strays),
                 strays[0],
             )

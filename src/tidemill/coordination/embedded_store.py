@@ -9,6 +9,12 @@ The file (``coordination.db``) is a SQLite database in WAL mode, synced at each 
 they end with the process, however it ends. Every transaction writes ``last_id``, even one with ephemeral
 nodes only, so that no creation id is used twice.
 
+``coordination.db-last-id`` has the ``last_id`` of the latest durable commit, in 20 decimal digits. SQLite
+ignores a missing WAL and the rest of a damaged one, and then opens an older state of the tree. A store with
+a lower ``last_id`` than this file is therefore rejected, and stays unchanged. The file is written after each
+commit without a sync: a crash may leave an older number or no number, which detects less, never a number that
+the store does not have.
+
 Reads use the tree in memory. Commits run in one thread, and waiting transactions are committed together, so
 that the event loop never waits for the disk. Readers do not see changes that are not yet durable, and a
 failed commit undoes them.
@@ -17,6 +23,7 @@ failed commit undoes them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sqlite3
@@ -43,6 +50,7 @@ FILE_NAME = "coordination.db"
 APPLICATION_ID = 0x5469646D
 """``Tidm``."""
 LAYOUT_VERSION = 1
+LAST_ID_SUFFIX = "-last-id"
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +61,10 @@ class Database:
     def __init__(self, path: str) -> None:
         """Opens or creates the file at ``path``; raises StoreError with the next step on failure."""
         self.path = path
+        self._last_id_path = path + LAST_ID_SUFFIX
         is_new = not os.path.exists(path)
+        if is_new:
+            self._write_last_id(0)
         try:
             self._connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:
@@ -64,7 +75,7 @@ class Database:
             self._connection.close()
             raise explain(path, error) from None
         except StoreError:
-            self._connection.close()
+            self._close_unchanged()
             raise
         if is_new:
             sync_path(os.path.dirname(path) or ".")
@@ -87,6 +98,17 @@ class Database:
             )
         execute("PRAGMA journal_mode=WAL")
         execute("PRAGMA synchronous=FULL")
+        last_id = 0
+        if tables:
+            (last_id,) = execute("SELECT coalesce(max(value), 0) FROM state").fetchone()
+        durable_id = self._read_last_id()
+        if last_id < durable_id:
+            raise StoreError(
+                f"{self.path} lacks the changes {last_id + 1} to {durable_id}, which were durable: "
+                f"{self.path}-wal is missing or damaged, or {self.path} is an older copy. Restore "
+                f"{self.path} and {self.path}-wal; or remove {self._last_id_path} to start without "
+                f"these changes, as with an older backup; or {how_to_recreate(self.path)}"
+            )
         if tables:
             return
         execute("BEGIN IMMEDIATE")
@@ -105,9 +127,13 @@ class Database:
         try:
             rows = self._connection.execute("SELECT path, data, version, creation_id, sequence FROM node")
             (last_id,) = self._connection.execute("SELECT value FROM state WHERE name = 'last_id'").fetchone()
-            return Tree(rows, last_id)
+            tree = Tree(rows, last_id)
         except (sqlite3.Error, TypeError) as error:
             raise explain(self.path, error) from None
+        with contextlib.suppress(sqlite3.Error):  # A full disk may have no space for it.
+            # The changes that a killed process left in the WAL: fewer depend on a second file.
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return tree
 
     def commit(self, rows: dict[str, Row | None], last_id: int) -> None:
         """Writes the rows (None deletes the row of a path) and returns once they are durable."""
@@ -127,10 +153,33 @@ class Database:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise explain(self.path, error) from None
+        self._write_last_id(last_id)
+
+    def _read_last_id(self) -> int:
+        # A file without a number was written shortly before a power failure.
+        with contextlib.suppress(OSError, ValueError), open(self._last_id_path, "rb") as file:
+            return int(file.read(20))
+        return 0
+
+    def _write_last_id(self, last_id: int) -> None:
+        # An older number detects fewer lost changes. The changes themselves are durable.
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self._last_id_path, os.O_WRONLY | os.O_CREAT, 0o644)
+            with open(descriptor, "wb", buffering=0) as file:  # Not truncated: no moment without a number.
+                file.write(b"%020d" % last_id)
 
     def close(self) -> None:
         """Checkpoints the WAL into the file and closes it."""
         self._connection.close()
+
+    def _close_unchanged(self) -> None:
+        # SQLite removes the WAL when it closes the file. A damaged WAL may have the only copy of changes.
+        wal = f"{self.path}-wal"
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(wal, f"{wal}.kept")
+        self._connection.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(f"{wal}.kept", wal)
 
 
 def sync_path(path: str) -> None:
@@ -157,10 +206,14 @@ def explain(path: str, error: Exception) -> StoreError:
         return StoreError(f"{path} could not be written: the disk is full. Free some space.")
     if code == sqlite3.SQLITE_IOERR:
         return StoreError(f"{path} could not be read or written: {error}. Check the disk.")
-    return StoreError(
-        f"{path} is damaged ({error}). Restore it from a backup; or move it away, and recreate the topics "
-        f"with 'tidemill log import --without-settings {os.path.dirname(path)}' "
-        "(all of log.dirs): their settings, and those of brokers, are lost then."
+    return StoreError(f"{path} is damaged ({error}). Restore it from a backup; or {how_to_recreate(path)}")
+
+
+def how_to_recreate(path: str) -> str:
+    """Describes how to create the store at ``path`` again from the data directories."""
+    return (
+        "move it away, and recreate the topics with 'tidemill log import --without-settings "
+        f"{os.path.dirname(path)}' (all of log.dirs): their settings, and those of brokers, are lost then."
     )
 
 
@@ -313,6 +366,11 @@ class EmbeddedStore(Store):
         """Opens another session on the same tree."""
         self._check_open()
         return EmbeddedStore(self._engine)
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether no transaction was ever committed."""
+        return self._engine.tree.last_id == 0
 
     @property
     def session_id(self) -> int:

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from tidemill.coordination.coordination_store import Create
 from tidemill.coordination.embedded_store import FILE_NAME as STORE_FILE
-from tidemill.coordination.embedded_store import EmbeddedStore
+from tidemill.coordination.embedded_store import LAST_ID_SUFFIX, EmbeddedStore
 from tidemill.coordination.topic_image import OFFSETS_TOPIC
 from tidemill.interchange.cluster import ClusterMetadata, PartitionEntry, TopicEntry
 from tidemill.interchange.directories import BrokerDirectories, PartitionDirectory, missing_links
@@ -321,5 +321,7 @@ async def write_store(files: Files, directory: str, metadata: ClusterMetadata) -
         await store.transact([Create(node, data) for node, data in to_nodes(metadata).items()])
     finally:
         await store.close()
+    # First, as the number of a former store would reject this one.
+    files.rename(f"{path}{LAST_ID_SUFFIX}", f"{directory}/{STORE_FILE}{LAST_ID_SUFFIX}")
     files.rename(path, f"{directory}/{STORE_FILE}")
     files.sync_directory(directory)

@@ -18,7 +18,14 @@ logger = logging.getLogger("tidemill.server")
 async def open_store(config: BrokerConfig, logs: LogManager, files: Files) -> Store:
     """Opens the configured store. Raises TidemillError with one line for the operator."""
     if config.store() == "embedded":
-        return _open_embedded(logs, files)
+        embedded = _open_embedded(logs, files)
+        if embedded.is_blank:
+            try:
+                _refuse_unknown_partitions(logs, files, "has no nodes")
+            except StorageError:
+                await embedded.close()
+                raise
+        return embedded
     # Imported here because it imports kazoo, which only brokers on ZooKeeper need.
     from tidemill.coordination.zookeeper_settings import settings_of
     from tidemill.coordination.zookeeper_store import ZooKeeperStore
@@ -29,7 +36,7 @@ async def open_store(config: BrokerConfig, logs: LogManager, files: Files) -> St
     return store
 
 
-def _open_embedded(logs: LogManager, files: Files) -> Store:
+def _open_embedded(logs: LogManager, files: Files) -> EmbeddedStore:
     first = logs.dirs.all[0]
     if first.is_offline:
         raise StorageError(
@@ -37,19 +44,19 @@ def _open_embedded(logs: LogManager, files: Files) -> Store:
         )
     path = os.path.join(first.path, FILE_NAME)
     if not os.path.exists(path):
-        _refuse_unknown_partitions(logs, files, path)
+        _refuse_unknown_partitions(logs, files, "does not exist")
     return EmbeddedStore.open(path)
 
 
-def _refuse_unknown_partitions(logs: LogManager, files: Files, store: str) -> None:
-    """Refuses to create a store in directories with partitions, whose topics it would not contain."""
+def _refuse_unknown_partitions(logs: LogManager, files: Files, reason: str) -> None:
+    """Refuses to start with an empty store and partitions, whose topics the store does not contain."""
     from tidemill.interchange.directories import partitions_in
 
     paths = [one.path for one in logs.dirs.online]
     found = [key for path in paths for key in partitions_in(files, path)]
     if found:
         raise StorageError(
-            f"{os.path.dirname(store)} has no {FILE_NAME}, and there are {len(found)} partitions "
-            f"({found[0]}, ...): import data of Apache Kafka with 'tidemill log import "
-            f"{' '.join(paths)}', or restore {FILE_NAME}"
+            f"{logs.dirs.all[0].path}/{FILE_NAME} {reason}, and there are {len(found)} partitions "
+            f"({found[0]}, ...): restore {FILE_NAME} and {FILE_NAME}-wal; or, without these, import data of "
+            f"Apache Kafka with 'tidemill log import {' '.join(paths)}'"
         )

@@ -12,6 +12,7 @@ from faulty_files import FaultyFiles
 from log_stage import NOW, MakeBatch, MakeLog, flip, stored
 
 from log_start import open_log
+from tidemill.log import lost_records
 from tidemill.log.checkpoint_files import CheckpointDamaged
 from tidemill.log.delayed_file_removal import DelayedFileRemoval
 from tidemill.log.log import Log
@@ -150,8 +151,99 @@ def test_a_flipped_bit_truncates_the_log_and_removes_later_segments(filled: Log,
     assert len(warnings) == 1
     assert f"events-0: the records of offsets {base} to 119 are truncated" in warnings[0]
     assert "has checksum" in warnings[0]
-    assert f"and {len(filled.segments) - 2} later segments removed" in warnings[0]
-    assert list(Path(directory).glob("*.log.deleted"))
+    assert f"; {len(filled.segments) - 2} later segments are kept as .cut files" in warnings[0]
+    assert list(Path(directory).glob("*.index.deleted"))
+
+
+def position_in(data: bytes, number: int) -> int:
+    """Returns the position of a batch in the bytes of a segment."""
+    position = 0
+    for _ in range(number):
+        position += len(first_batch(data[position:]))
+    return position
+
+
+def wrong_checksum(data: bytearray, at: int) -> None:
+    data[at + 80] ^= 1
+
+
+def wrong_length(data: bytearray, at: int) -> None:
+    data[at + 8] ^= 0x40
+
+
+def zeros(data: bytearray, at: int) -> None:
+    data[at : at + 100] = bytes(100)
+
+
+def wrong_offset(data: bytearray, at: int) -> None:
+    data[at + 6] ^= 0x10
+
+
+@pytest.mark.parametrize("damage", [wrong_checksum, wrong_length, zeros, wrong_offset])
+@pytest.mark.parametrize("at_segment", [1, -1])
+def test_valid_batches_after_damage_are_kept(
+    filled: Log, directory: str, damage: Callable[[bytearray, int], None], at_segment: int
+) -> None:
+    path = path_of(filled, at_segment)
+    data = bytearray(path.read_bytes())
+    at = position_in(data, 2)
+    damage(data, at)
+    path.write_bytes(data)
+    later = {
+        path_of(filled, number): path_of(filled, number).read_bytes()
+        for number in range(len(filled.segments))
+        if filled.segments[number].base_offset > int(path.stem)
+    }
+    log, (warning,) = opening(directory)
+    assert log.end_offset == int(path.stem) + 4
+    cut = path.with_name(f"{path.name}.{at}.cut")
+    assert cut.read_bytes() == data[at:]
+    assert f"they are kept in {cut}" in warning
+    assert [Path(f"{one}.0.cut").read_bytes() for one in later] == list(later.values())
+    assert (f"{len(later)} later segments are kept as .cut files" in warning) == bool(later)
+    assert Path(directory, "records-lost").exists()
+
+
+def test_the_damaged_end_below_the_recovery_point_is_kept(filled: Log, directory: str) -> None:
+    path = path_of(filled, -1)
+    data = path.read_bytes()
+    path.write_bytes(data[:-7])
+    log, (warning,) = opening(directory, recovery_point=120)
+    assert log.end_offset == 118
+    (cut,) = Path(directory).glob("*.cut")
+    assert data[:-7].endswith(cut.read_bytes())
+    assert f"they are kept in {cut}" in warning
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-7],
+        lambda data: data + bytes(5000),
+        lambda data: data + b"\x07garbage" * 20,
+        lambda data: data[:-100] + bytes(100),
+        lambda data: data + first_batch(data),
+    ],
+    ids=["incomplete", "zeros", "garbage", "a partly written batch", "an earlier batch"],
+)
+def test_the_end_of_an_interrupted_write_is_not_kept(
+    filled: Log, directory: str, damage: Callable[[bytes], bytes]
+) -> None:
+    path = path_of(filled, -1)
+    path.write_bytes(damage(path.read_bytes()))
+    opening(directory, recovery_point=118)
+    assert not list(Path(directory).glob("*.cut"))
+
+
+def test_a_long_damaged_end_is_kept_without_a_search_of_all_its_bytes(
+    filled: Log, directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lost_records, "SEARCHED_BYTES_MAX", 3000)
+    path = path_of(filled, -1)
+    path.write_bytes(path.read_bytes() + b"\x07garbage" * 500)
+    opening(directory)
+    (cut,) = Path(directory).glob("*.cut")
+    assert cut.read_bytes() == b"\x07garbage" * 500
 
 
 def test_a_flipped_bit_before_the_recovery_point_is_not_detected(filled: Log, directory: str) -> None:

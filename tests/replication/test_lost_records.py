@@ -397,6 +397,7 @@ def test_after_an_unclean_shutdown_an_incomplete_end_is_truncated(
     data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (data / ".kafka_cleanshutdown").unlink()
+    (data / "recovery-point-offset-checkpoint").write_text(f"0\n1\nt 0 {WHOLE - 3}\n")
     last = max((data / "t-0").glob("*.log"))
     last.write_bytes(last.read_bytes()[:-5])
     start, end, warnings = restarted(data, caplog)

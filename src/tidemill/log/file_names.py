@@ -12,7 +12,7 @@ name                          content
                               offset of the producer state in it)
 ``….deleted``                 a file to be removed
 ``….cleaned``, ``….swap``     files of an unfinished compaction
-``….log.<position>.cut``      bytes truncated from a segment that was damaged after a clean shutdown
+``….log.<position>.cut``      bytes truncated from a damaged segment, with records that had been written
 ============================  ===================================================================
 
 Source: Apache Kafka, ``LogFileUtils.java``, ``UnifiedLog.scala``.

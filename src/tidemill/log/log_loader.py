@@ -44,7 +44,13 @@ from tidemill.log.leader_epoch_recovery import begin_at_log_end, recover_earlier
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_segment import LogSegment
-from tidemill.log.lost_records import describe_loss, has_no_segment, mark_loss, truncate_segment
+from tidemill.log.lost_records import (
+    describe_loss,
+    has_no_segment,
+    has_valid_batch,
+    mark_loss,
+    truncate_segment,
+)
 from tidemill.log.producer_snapshots import remove_snapshots_after, write_snapshot
 from tidemill.log.producer_state_loader import load_producers
 from tidemill.log.producer_state_manager import ProducerStateManager
@@ -201,7 +207,7 @@ class LogLoader:
             "its remaining records were deleted by request; it restarts there"
         )
         for segment in segments:
-            self._rename_deleted(segment)
+            self._rename_deleted(segment, keep=self._was_clean)
         # Later records of a producer are lost: with the old state its next batches would be out of order.
         remove_snapshots_after(self.files, self.directory, -1)
         fresh = self._segment(self.start_offset, 0)
@@ -279,14 +285,14 @@ class LogLoader:
                 continue
             if at == len(segments) - 1 and segments[at - 1].last_offset_end() <= segment.base_offset:
                 continue
-            self._rename_deleted(segment)
+            self._rename_deleted(segment, keep=False)
             del segments[at]
 
-    def _rename_deleted(self, segment: LogSegment) -> None:
+    def _rename_deleted(self, segment: LogSegment, *, keep: bool) -> None:
         segment.close_handlers()
         for suffix in SEGMENT_SUFFIXES:
             path = f"{self.directory}/{offset_name(segment.base_offset, suffix)}"
-            if suffix == LOG and segment.size and self._was_clean:
+            if suffix == LOG and segment.size and keep:
                 self.files.rename(path, f"{path}.0{CUT}")
             elif renamed := rename_deleted(self.files, path):
                 self.removals.add(renamed, self.now_ms + self.config.file_delete_delay_ms)
@@ -457,11 +463,12 @@ class LogLoader:
         segment = segments[at]
         gone = segments[at + 1 :]
         is_truncation = walk.end is WalkEnd.TRUNCATION
-        kind = "truncation" if is_truncation else "corruption"
         position = int(walk.position)
-        lost = segment.size - position
-        has_zeros = zeros_to_end(segment.file(), walk.position, segment.size)
-        if gone or not is_truncation or self._is_synced(walk) or has_zeros:
+        offset = int(walk.next_offset)
+        is_damage = offset < self._synced_end or has_valid_batch(segments[at:], position, offset)
+        keep = self._was_clean or is_damage
+        may_be_lost = gone or not is_truncation or is_damage or self._is_synced(walk)
+        if may_be_lost or zeros_to_end(segment.file(), position, segment.size):
             self._mark_loss()
         text = f"{self.topic_partition}: {self._describe_truncation(segment, gone, walk)}"
         if self._tail_warning:
@@ -469,19 +476,19 @@ class LogLoader:
             self.warnings.remove(self._tail_warning)
             self._tail_warning = ""
             text += ", although the last shutdown was clean"
-        text += f": {segment.path}: {kind} at byte {position} (offset {walk.next_offset}): {walk.fault}"
-        text += f"; {lost} bytes are truncated"
+        kind = "truncation" if is_truncation else "corruption"
+        text += f": {segment.path}: {kind} at byte {position} (offset {offset}): {walk.fault}; "
+        text += f"{segment.size - position} bytes are truncated"
         if gone:
-            text += f", and {len(gone)} later segments removed"
-        # As in a truncation, the last segment first: an interruption leaves no hole.
-        for later in reversed(gone):
-            self._rename_deleted(later)
-        if gone:
+            text += f"; {len(gone)} later segments are {'kept as .cut files' if keep else 'removed'}"
+            # As in a truncation, the last segment first: an interruption leaves no hole.
+            for later in reversed(gone):
+                self._rename_deleted(later, keep=keep)
             # A power failure after the truncation of the file must not restore the removed segments.
             self.files.sync_directory(self.directory)
         del segments[at + 1 :]
         self.truncation_warning = len(self.warnings)
-        self.warnings.append(text + truncate_segment(self.files, segment, position, keep=self._was_clean))
+        self.warnings.append(text + truncate_segment(self.files, segment, position, keep=keep))
 
     def _is_synced(self, walk: RecoveryWalk) -> bool:
         """Whether the fault is in the part that a clean shutdown had synced, when no write was in progress.

@@ -1,14 +1,18 @@
 """Detects records that a log has lost although a checkpoint has their offsets, and keeps truncated bytes.
 
-After a clean shutdown every byte of a log was on disk: damage was then caused by the disk or another program.
-The damaged bytes are kept in a file for inspection, and nothing removes it.
+After a clean shutdown every byte of a log was on disk, and after any other end every byte below the recovery
+point. Damage of these bytes was caused by the disk or another program. Valid batches after damage may have
+been acknowledged. In these cases the truncated bytes are kept in a file for inspection, and nothing removes
+it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
+from tidemill.log.batch_scan import BatchScan, zeros_to_end
 from tidemill.log.errors import storage_error
 from tidemill.log.file_names import (
     CUT,
@@ -21,9 +25,14 @@ from tidemill.log.file_names import (
     offset_of,
 )
 from tidemill.log.log_segment import LogSegment
-from tidemill.model.system_interfaces import Files
+from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
+from tidemill.model.system_interfaces import File, Files
 
 PIECE_BYTES: Final = 4 * 1024 * 1024
+SEARCHED_BYTES_MAX = 16 * 1024 * 1024
+"""The limit of a search for valid batches, which takes about a second. Interrupted writes are shorter."""
+CANDIDATE_BYTES: Final = 1024
+"""The share of this limit that each candidate takes beside its checksum."""
 
 
 def describe_loss(
@@ -72,6 +81,39 @@ def mark_loss(files: Files, directory: str) -> None:
         raise storage_error("write", path, problem) from problem
 
 
+def has_valid_batch(segments: list[LogSegment], position: int, offset: int) -> bool:
+    """Whether a valid batch with ``offset`` or a later offset follows ``position`` in the first segment."""
+    return any(
+        _has_valid_batch(segment.file(), 0 if at else position, int(segment.size), offset)
+        for at, segment in enumerate(segments)
+    )
+
+
+def _has_valid_batch(file: File, position: int, end: int, offset: int) -> bool:
+    """Searches a file at every byte: a damaged batch may have a wrong length.
+
+    True if the search reaches ``SEARCHED_BYTES_MAX`` without an answer. A candidate has the upper half of the
+    offset, a length, and a magic byte.
+    """
+    if zeros_to_end(file, position, end):
+        return False
+    halves = {(one >> 32).to_bytes(4, "big") for one in (offset, offset + RELATIVE_OFFSET_MAX)}
+    upper_half = b"|".join(re.escape(half) for half in halves)
+    candidates = re.compile(rb"(?=(?:%s).{4}(?!\0{4}).{8}[\0-\2])" % upper_half, re.DOTALL)
+    window = file.read_at(position, min(SEARCHED_BYTES_MAX, end - position))
+    checked = 0
+    for match in candidates.finditer(window):
+        scan = BatchScan(file, position + match.start(), end)
+        checked += CANDIDATE_BYTES
+        if scan.step() and scan.base_offset >= offset:
+            if not scan.checksum_fault():
+                return True
+            checked += int(scan.size)
+        if checked > SEARCHED_BYTES_MAX:
+            return True
+    return len(window) < end - position
+
+
 def keep_truncated(files: Files, path: str, position: int, size: int) -> str:
     """Copies a log file from ``position`` on to a ``.cut`` file, and syncs it. Returns its path."""
     kept = f"{path}.{position}{CUT}"
@@ -92,7 +134,7 @@ def keep_truncated(files: Files, path: str, position: int, size: int) -> str:
 def truncate_segment(files: Files, segment: LogSegment, position: int, *, keep: bool) -> str:
     """Truncates a log file at ``position`` and syncs it. Returns a text about the kept bytes."""
     kept_text = ""
-    if keep:
+    if keep and position < segment.size:
         kept = keep_truncated(files, segment.path, position, int(segment.size))
         files.sync_directory(segment.directory)
         kept_text = f"; they are kept in {kept}, which is not used or removed"

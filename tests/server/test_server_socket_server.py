@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 from typing import Any
@@ -14,6 +15,7 @@ from tidemill.model.configs import BrokerConfig
 from tidemill.net.connection import Connection, FrameHandler
 from tidemill.net.memory_pool import UNBOUNDED, MemoryPool
 from tidemill.net.peer import Listener
+from tidemill.server import socket_server
 from tidemill.server.broker_server import limits_of
 from tidemill.server.socket_server import ConnectionLimits, ConnectionQuotas, SocketServer, addresses_of, bind
 
@@ -189,6 +191,42 @@ async def test_connections_with_delayed_requests_are_closed_last() -> None:
         waiting.respond_later()
         assert await door.connect("BROKERS")
         assert [await door.is_closed(one) for one in (first, second)] == [False, True]
+
+
+class WithoutDescriptors(socket.socket):
+    """A listening socket of a process that has no file descriptors left."""
+
+    accepts = 0
+    tenth: asyncio.Event
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        self.accepts += 1
+        if self.accepts == 10:
+            self.tenth.set()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
+async def test_a_lack_of_file_descriptors_is_logged_rarely(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(socket_server, "PAUSE_WITHOUT_DESCRIPTORS_S", 0.001)
+    with WithoutDescriptors() as listening, socket.socket() as client:
+        listening.tenth = asyncio.Event()
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        client.connect(listening.getsockname())
+        async with TwoListeners(ConnectionQuotas(9, 9, {})) as both:
+            both.acceptor.listen(Listener("PLAINTEXT", "127.0.0.1", 0), [listening])
+            found = []
+            for interval_s in (60.0, 0.0):
+                monkeypatch.setattr(socket_server, "PAUSE_LOG_INTERVAL_S", interval_s)
+                listening.accepts = 0
+                listening.tenth = asyncio.Event()
+                async with asyncio.timeout(30):
+                    await listening.tenth.wait()
+                found.append(caplog.text.count("no connection can be accepted: Too many open files"))
+    assert found[0] == 1
+    assert found[1] > 5
 
 
 async def test_limits_the_connections_of_a_listener() -> None:

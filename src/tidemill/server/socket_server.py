@@ -36,6 +36,7 @@ logger = logging.getLogger("tidemill.server")
 
 ACCEPTS_A_TURN = 64
 PAUSE_WITHOUT_DESCRIPTORS_S = 0.2
+PAUSE_LOG_INTERVAL_S = 10.0
 
 
 class PortInUse(TidemillError):
@@ -201,6 +202,8 @@ class SocketServer:
         self._last_idle_check = 0
         """The value of ``memory.uses`` at the last search for idle connections."""
         self._warned: set[str] = set()
+        self._pause_logged = -PAUSE_LOG_INTERVAL_S
+        """The time of the last line about missing file descriptors."""
 
     def listen(self, listener: Listener, sockets: list[socket.socket]) -> None:
         """Starts to accept connections on ``sockets``."""
@@ -228,11 +231,14 @@ class SocketServer:
                 logger.debug("a connection from %s was closed while it was accepted: %s", address[0], problem)
 
     def _pause(self, listener: Listener, listening: socket.socket, problem: OSError) -> None:
-        logger.error(
-            "no connection can be accepted: %s; raise the limit of open files (ulimit -n) or lower"
-            " max.connections",
-            problem.strerror,
-        )
+        now = self.loop.time()
+        if now - self._pause_logged >= PAUSE_LOG_INTERVAL_S:
+            self._pause_logged = now
+            logger.error(
+                "no connection can be accepted: %s; raise the limit of open files (ulimit -n) or lower"
+                " max.connections",
+                problem.strerror,
+            )
         self.loop.remove_reader(listening.fileno())
 
         def resume() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidemill.log.batch_scan import BatchScan
+from tidemill.log.checkpoint_files import read_existing
 from tidemill.log.log_segment import LogSegment
 from tidemill.log.producer_state_loader import apply_scanned, load_producers
 from tidemill.log.producer_state_manager import ProducerStateManager
@@ -18,7 +19,6 @@ from tidemill.log.transaction_index import (
     Aborted,
     damage,
     decode_all,
-    read_index,
     write_index,
 )
 from tidemill.model.system_interfaces import Files
@@ -29,7 +29,7 @@ def index_damage(files: Files, segment: LogSegment, end_offset: int) -> str:
 
     Raises OSError.
     """
-    return damage(read_index(files, segment.transaction_index_path), int(segment.base_offset), end_offset)
+    return damage(read_existing(files, segment.transaction_index_path), int(segment.base_offset), end_offset)
 
 
 def save_recovered_aborts(
@@ -40,7 +40,7 @@ def save_recovered_aborts(
     Raises OSError.
     """
     path = segment.transaction_index_path
-    known = decode_all(read_index(files, path)) if walked_from > segment.base_offset else []
+    known = decode_all(read_existing(files, path)) if walked_from > segment.base_offset else []
     kept = [one for one in known if one.last_offset < walked_from]
     if write_index(files, path, [*kept, *aborted]):
         warnings.append(f"{path} differs from the aborted transactions in the log: it was rebuilt")

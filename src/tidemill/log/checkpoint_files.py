@@ -71,15 +71,20 @@ def parse_checkpoint(data: bytes, fields: int, path: str) -> list[list[str]]:
     return entries
 
 
+def read_existing(files: Files, path: str) -> bytes:
+    """The content of a file; empty if there is none. Raises OSError."""
+    try:
+        return files.read(path)
+    except FileNotFoundError:
+        return b""
+
+
 def read_offsets(files: Files, path: str) -> dict[TopicPartition, int]:
     """The offsets of a checkpoint file; none if it is missing or empty, as Kafka creates it first.
 
     Raises CheckpointDamaged.
     """
-    try:
-        data = files.read(path)
-    except FileNotFoundError:
-        return {}
+    data = read_existing(files, path)
     if not data:
         return {}
     return {
@@ -99,10 +104,7 @@ def read_partition_metadata(files: Files, path: str) -> bytes:
 
     Raises CheckpointDamaged for other content.
     """
-    try:
-        data = files.read(path)
-    except FileNotFoundError:
-        return ZERO_ID
+    data = read_existing(files, path)
     if not data.strip(b"\0 \n"):
         return ZERO_ID
     try:

@@ -19,6 +19,7 @@ import contextlib
 from collections.abc import Iterable
 from typing import Final
 
+from tidemill.log.checkpoint_files import read_existing
 from tidemill.log.errors import storage_error
 from tidemill.log.file_names import BOOT
 from tidemill.model.errors import StorageError
@@ -63,8 +64,4 @@ def write_ids(files: Files, path: str, ids: Iterable[str]) -> StorageError | Non
 
 def read_ids(files: Files, path: str) -> set[str]:
     """The ids of the directories that the directory at ``path`` marks. Raises OSError."""
-    try:
-        data = files.read(f"{path}/{DISTRUSTED}")
-    except FileNotFoundError:
-        return set()
-    return set(data.decode(errors="replace").split())
+    return set(read_existing(files, f"{path}/{DISTRUSTED}").decode(errors="replace").split())

@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from tidemill.log.checkpoint_files import read_existing
 from tidemill.log.file_names import TRANSACTION_INDEX, offset_of
 from tidemill.model.system_interfaces import File, Files
 
@@ -101,18 +102,10 @@ def damage(data: bytes, base_offset: int, end_offset: int) -> str:
     return ""
 
 
-def read_index(files: Files, path: str) -> bytes:
-    """The content of the index at ``path``; empty if there is none. Raises OSError."""
-    try:
-        return files.read(path)
-    except FileNotFoundError:
-        return b""
-
-
 def write_index(files: Files, path: str, entries: Iterable[Aborted]) -> bool:
     """Writes the index at ``path``. Returns whether its entries have changed. Raises OSError."""
     data = encode_all(entries)
-    if read_index(files, path) == data:
+    if read_existing(files, path) == data:
         return False
     if data:
         files.replace(path, data)
@@ -128,8 +121,5 @@ def read_all(files: Files, directory: str) -> list[Aborted]:
     found: list[Aborted] = []
     for name in files.list(directory):
         if offset_of(name, TRANSACTION_INDEX) >= 0:
-            try:
-                found += decode_all(files.read(f"{directory}/{name}"))
-            except FileNotFoundError:
-                continue
+            found += decode_all(read_existing(files, f"{directory}/{name}"))
     return found

@@ -31,6 +31,7 @@ from tidemill.model.errors import ConfigError, TidemillError
 from tidemill.model.os_error_texts import fault_of
 from tidemill.server import logging as log_lines
 from tidemill.server.startup_report import log_startup, notify_ready
+from tidemill.server.stderr_writer import background_stderr
 
 if TYPE_CHECKING:
     from tidemill.server.broker_server import BrokerServer
@@ -107,6 +108,7 @@ class ServeOptions:
         self.until_eof = until_eof
 
 
+@background_stderr()
 def serve(start: ServeOptions) -> int:
     """Runs a broker until a signal stops it. Returns the exit code of the process."""
     # The start creates no garbage; the collector would take a tenth of its time.
@@ -385,6 +387,7 @@ class Signals:
             return
         if self._stopping.is_set():
             logger.warning("second %s: ending at once; the next start will recover the logs", number.name)
+            sys.stderr.close()
             os._exit(EXIT_FORCED)
         self.name = number.name
         self._stopping.set()

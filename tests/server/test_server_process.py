@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import signal
@@ -407,6 +408,39 @@ def test_a_signal_while_the_handlers_are_installed_stops_the_broker_once(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("reason", ["signal", "disks"])
+def test_a_signal_soon_after_another_is_the_same_request(
+    monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """A wrapper such as timeout(1) sends a signal to its child, and then to the process group of both."""
+    ended: list[int] = []
+    now = [100.0]
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    signals = Signals(asyncio.Event())
+    if reason == "disks":
+        signals.on_all_directories_failed()
+    else:
+        signals._on_signal(signal.SIGINT)
+    with contextlib.redirect_stderr(io.StringIO()) as log:
+        now[0] += 0.4
+        signals._on_signal(signal.SIGTERM)
+        assert (ended, signals.name) == ([], "SIGINT" if reason == "signal" else "asked to stop")
+        now[0] += 0.2
+        signals._on_signal(signal.SIGTERM)
+    assert ended == [130]
+    assert log.closed
+
+
+def test_two_signals_at_once_cause_a_clean_shutdown(tmp_path: Path, broker: Broker) -> None:
+    process = broker._process
+    assert process is not None
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()
 
 
 def test_a_signal_during_a_wait_interrupts_no_callback() -> None:

@@ -5,7 +5,7 @@
 | 0 | SIGTERM, SIGINT or SIGHUP: a clean shutdown, with flushed logs and a marker |
 | 1 | an error that the operator can correct, in one line on stderr without a traceback |
 | 74 | all data directories have failed |
-| 130 | a second signal: the process ends at once |
+| 130 | a second signal, later than half a second after the first: the process ends at once |
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -59,6 +60,9 @@ ALL_DIRECTORIES_FAILED = (
     "all data directories have failed, and the broker stops. Correct the errors logged above, and start it "
     "again"
 )
+SAME_REQUEST_S = 0.5
+"""The time after the first signal in which further ones are the same request. timeout(1), and wrappers that
+forward ctrl-C, send a signal twice."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -282,11 +286,13 @@ async def _start_metrics(
 
 
 class Signals:
-    """Handles signals: the first one stops the broker, the second one ends the process at once."""
+    """Handles signals: the first one stops the broker, a later second one ends the process at once."""
 
     def __init__(self, stopping: asyncio.Event) -> None:
         self._stopping = stopping
         self.name = "asked to stop"
+        self._stopped_s = 0.0
+        """The monotonic time at which the stop began."""
         self.all_directories_failed = False
         self._numbers: list[signal.Signals] = []
         self._cancel: Callable[[], object] | None = None
@@ -345,29 +351,30 @@ class Signals:
     def _while_starting(self, number: int, _: FrameType | None) -> None:
         if self._is_installing:
             self._handled = number
-            self.name = signal.Signals(number).name
-            self._stopping.set()
+            self._stop(signal.Signals(number).name)
             return
         for one in self._numbers:
             signal.signal(one, signal.SIG_IGN)
         # If the exception is lost (raised in a finalizer, for example), the start ends with a stop.
-        self._stopping.set()
-        self.name = signal.Signals(number).name
+        self._stop(signal.Signals(number).name)
         if self._cancel is None:
             raise StoppedWhileStarting
         self._cancel()
 
+    def _stop(self, name: str) -> None:
+        self.name = name
+        self._stopped_s = time.monotonic()
+        self._stopping.set()
+
     def watch_input(self, loop: asyncio.AbstractEventLoop) -> None:
         """Stops the broker at the end of standard input, because the parent process has ended."""
+
+        end = partial(self._stop, "end of standard input")
 
         def on_input() -> None:
             if not os.read(0, 4096):
                 loop.remove_reader(0)
                 end()
-
-        def end() -> None:
-            self.name = "end of standard input"
-            self._stopping.set()
 
         try:
             loop.add_reader(0, on_input)
@@ -379,15 +386,15 @@ class Signals:
         """Stops the broker because all data directories have failed."""
         if not self._stopping.is_set():
             self.all_directories_failed = True
-            self._stopping.set()
+            self._stop(self.name)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._handled == number:
             self._handled = None
             return
-        if self._stopping.is_set():
+        if not self._stopping.is_set():
+            self._stop(number.name)
+        elif time.monotonic() - self._stopped_s >= SAME_REQUEST_S:
             logger.warning("second %s: ending at once; the next start will recover the logs", number.name)
             sys.stderr.close()
             os._exit(EXIT_FORCED)
-        self.name = number.name
-        self._stopping.set()

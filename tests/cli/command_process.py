@@ -75,9 +75,10 @@ class Command:
         """Returns the lines of standard error so far."""
         return [line for _, line in self.err if line]
 
-    def interrupt(self) -> int:
-        """Sends ctrl-C; returns the exit code."""
-        self.process.send_signal(signal.SIGINT)
+    def interrupt(self, *numbers: signal.Signals) -> int:
+        """Sends signals, or ctrl-C; returns the exit code."""
+        for number in numbers or (signal.SIGINT,):
+            self.process.send_signal(number)
         return self.wait()
 
     def wait(self) -> int:

@@ -55,6 +55,37 @@ def test_ctrl_c_prints_the_numbers_of_sent_and_acknowledged_messages(broker: Bro
             assert command.errors()[-1] == message
 
 
+@pytest.mark.parametrize(
+    ("numbers", "code"),
+    [
+        pytest.param([signal.SIGTERM], 143, id="SIGTERM"),
+        pytest.param([signal.SIGHUP], 129, id="SIGHUP"),
+        pytest.param([signal.SIGHUP, signal.SIGTERM], 129, id="two at once"),
+    ],
+)
+def test_a_signal_ends_commands_as_ctrl_c_does(
+    broker: Broker, cli: Run, numbers: list[signal.Signals], code: int
+) -> None:
+    topic = f"signalled-{code}-{len(numbers)}"
+    group = f"group-{topic}"
+    cli("topic", "create", topic)
+    where = ("-b", broker.bootstrap)
+    with commands(
+        ["produce", topic, *where], ["consume", topic, "--from-beginning", "-g", group, *where]
+    ) as (produce, consume):
+        produce.write("one\ntwo\n")
+        consume.wait_for_line("^two$", where="out")
+        acknowledged(produce, broker, topic, 2)
+        assert produce.interrupt(*numbers) == code
+        assert produce.errors()[-1] == "interrupted: 2 messages sent, all acknowledged"
+        assert consume.interrupt(*numbers) == code
+        assert consume.errors()[-1] == "interrupted: 2 messages read"
+    with Admin(broker.bootstrap) as admin:
+        assert list(admin.describe_group(group).members) == []
+        (committed,) = admin.group_offsets(group).values()
+    assert committed.offset == 2
+
+
 def test_ctrl_c_prints_the_figures_of_a_measurement_so_far(broker: Broker, cli: Run) -> None:
     cli("topic", "create", "measured")
     with commands(

@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 
+from tidemill._interrupts import STOP_SIGNALS
 from tidemill.model.configs import Listener
-from tidemill.server.process import STOP_SIGNALS, Signals, StoppedWhileStarting
+from tidemill.server.process import Signals, StoppedWhileStarting
 from tidemill.server.startup_report import hints, loopback_warning
 from tidemill.testing import Broker
 

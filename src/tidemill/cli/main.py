@@ -1,7 +1,7 @@
 """The ``tidemill`` command. The module of each subcommand is imported when it runs.
 
-Exit codes: 0 done; 1 failed, with one line on stderr; 2 wrong usage; 130 interrupted; 141 the reader of the
-output has gone.
+Exit codes: 0 done; 1 failed, with one line on stderr; 2 wrong usage; 128 + its number for a signal (130 for
+ctrl-C); 141 the reader of the output has gone.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tidemill import __version__, _build_mode
+from tidemill import __version__, _build_mode, _interrupts
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-FAILED, USAGE, INTERRUPTED, PIPE_BROKEN = 1, 2, 130, 141
+FAILED, USAGE, PIPE_BROKEN = 1, 2, 141
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("serve", "Run a broker."),
@@ -168,7 +168,7 @@ def run(arguments: Sequence[str]) -> int:
         _print_error(_with_notes(problem.format_message(), problem))
         return FAILED
     except (click.Abort, KeyboardInterrupt):
-        return interrupted(arguments)
+        return _interrupts.exit_code(arguments)
     except OutputClosed:
         # The rest of the buffer must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -187,11 +187,6 @@ def run(arguments: Sequence[str]) -> int:
             raise
         _print_error(_with_notes(_one_line(problem), problem))
         return FAILED
-
-
-def interrupted(arguments: Sequence[str]) -> int:
-    """Returns the exit code after ctrl-C: 0 for a broker, also before its start was complete."""
-    return 0 if list(arguments[:1]) == ["serve"] else INTERRUPTED
 
 
 def _is_expected(problem: Exception) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import click
@@ -238,7 +238,8 @@ def _with_spark(given: dict[str, Any], work: Callable[[Any], Any]) -> Any:
         _show_trace(given)
         raise click.ClickException(explained(problem) + _next_step(given)) from None
     finally:
-        spark.stop()
+        with suppress(OSError):
+            spark.stop()
 
 
 def _started(given: dict[str, Any]) -> Any:

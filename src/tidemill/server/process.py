@@ -26,6 +26,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from tidemill import _interrupts
+from tidemill._interrupts import SAME_REQUEST_S, STOP_SIGNALS
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.configs.listeners import join_address
 from tidemill.model.errors import ConfigError, TidemillError
@@ -60,10 +61,6 @@ ALL_DIRECTORIES_FAILED = (
     "all data directories have failed, and the broker stops. Correct the errors logged above, and start it "
     "again"
 )
-SAME_REQUEST_S = 0.5
-"""The time after the first signal in which further ones are the same request. timeout(1), and wrappers that
-forward ctrl-C, send a signal twice."""
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StoppedWhileStarting(KeyboardInterrupt):
@@ -122,7 +119,7 @@ def serve(start: ServeOptions) -> int:
     try:
         signals.interrupt_start()
         if _interrupts.received:
-            signals.name = signal.SIGINT.name
+            signals.name = signal.Signals(_interrupts.received).name
             raise StoppedWhileStarting
         config = read_config(start)
         files = raise_file_limit()

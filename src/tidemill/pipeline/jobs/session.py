@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -137,7 +138,10 @@ def interruptible(
         except BaseException:
             if on_interrupt is not None:
                 on_interrupt()
-            _end_work(spark)
+            # A signal for the whole process group has ended the JVM as well, and Py4J logs lost connections.
+            logging.disable()
+            with contextlib.suppress(Exception):
+                _end_work(spark)
             done.wait(STOP_SECONDS_MAX)
             raise
     if failures:

@@ -17,10 +17,10 @@ from tidemill.cli.reassignment_options import ReassignmentOptions, add_move_opti
 from tidemill.cli.reassignment_plans import (
     Plan,
     assignment,
-    is_confirmed,
     print_plan,
     racks_of,
     read_partitions,
+    require_confirmation,
     text,
 )
 from tidemill.cli.reassignment_progress import elect_preferred, execute_plan, report_problems
@@ -59,8 +59,8 @@ def decommission(
 ) -> int:
     """Move all replicas off BROKER.
 
-    Shows the plan, and executes it after confirmation. With --json only the plan is printed, for 'tidemill
-    reassign execute'.
+    Shows the plan, and executes it after confirmation on a terminal or with --yes; otherwise the exit code is
+    1. With --json only the plan is printed, for 'tidemill reassign execute'.
     """
     from tidemill.controller import reassignment_planner
 
@@ -84,8 +84,7 @@ def decommission(
             done(f"{counted(len(leaving), 'partition')} already moving off broker {broker}")
         if plan:
             print_plan(admin, plan, current)
-            if not is_confirmed(f"Move all replicas off broker {broker}?", yes):
-                return FAILED
+            require_confirmation(f"Move all replicas off broker {broker}?", yes)
         if plan or leaving:
             plan = {**leaving, **plan}
             code = _execute_until_empty(admin, planned, plan, current, move_options)
@@ -152,8 +151,9 @@ spread over fewer racks than before.""",
 def rebalance(yes: bool, move_options: ReassignmentOptions, as_json: bool, target: Target) -> int:
     """Spread partitions and leaderships evenly over brokers.
 
-    Run it after a broker was added. Shows the plan, and executes it after confirmation. With --json only the
-    plan is printed, for 'tidemill reassign execute'.
+    Run it after a broker was added. Shows the plan, and executes it after confirmation on a terminal or with
+    --yes; otherwise the exit code is 1. With --json only the plan is printed, for 'tidemill reassign
+    execute'.
     """
     from tidemill.controller import reassignment_planner
 
@@ -175,8 +175,7 @@ def rebalance(yes: bool, move_options: ReassignmentOptions, as_json: bool, targe
             done("nothing has to move: partitions are spread as evenly as possible")
         else:
             print_plan(admin, plan, current)
-            if not is_confirmed("Execute this plan?", yes):
-                return 0
+            require_confirmation("Execute this plan?", yes)
             code = execute_plan(admin, plan, current, move_options)
         if not code and move_options.wait and (yes or plan):
             code = report_problems(elect_preferred(admin, None))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidemill.cli.options import INT_MAX, F, Target, WholeNumber
-from tidemill.cli.output import FAILED, counted, done, json_option, print_json
+from tidemill.cli.output import counted, done, json_option, print_json
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 
@@ -48,13 +48,13 @@ def elect(
     as_json: bool,
 ) -> int:
     """Elects leaders of topics, of partitions of one topic, of those listed, or of all; the exit code."""
-    from tidemill.cli.reassignment_plans import is_confirmed
+    from tidemill.cli.reassignment_plans import require_confirmation
     from tidemill.cli.reassignment_progress import report_problems
 
     if numbers and len(names) != 1:
         raise click.UsageError("--partition needs exactly one TOPIC")
-    if unclean and not is_confirmed("Acknowledged messages may be lost. Elect?", yes):
-        return FAILED
+    if unclean:
+        require_confirmation("Acknowledged messages may be lost. Elect?", yes)
     with target.admin() as admin:
         if names:
             listed = _partitions(admin, names, numbers)

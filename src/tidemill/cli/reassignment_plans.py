@@ -262,16 +262,15 @@ def print_plan(admin: Admin, plan: Plan, current: Plan) -> None:
     ]
     columns = ["broker", "state", "replicas", "replicas then", "preferred", "preferred then", "gets"]
     print_table(columns, rows, right=[name for name in columns if name != "state"])
-    if on_terminal():
-        click.echo()
-        for item, replicas in sorted(plan.items())[:SHOWN_MAX]:
-            click.echo(f"  {item}: {_listed(current.get(item, []))} → {_listed(replicas)}")
-        if len(plan) > SHOWN_MAX:
-            click.echo(f"  and {len(plan) - SHOWN_MAX} more")
-        click.echo(
-            f"{counted(len(plan), 'partition')} of {len(current)} would change, "
-            f"{bytes_text(coming.total())} would be copied"
-        )
+    click.echo()
+    for item, replicas in sorted(plan.items())[:SHOWN_MAX]:
+        click.echo(f"  {item}: {_listed(current.get(item, []))} → {_listed(replicas)}")
+    if len(plan) > SHOWN_MAX:
+        click.echo(f"  and {len(plan) - SHOWN_MAX} more")
+    click.echo(
+        f"{counted(len(plan), 'partition')} of {len(current)} would change, "
+        f"{bytes_text(coming.total())} would be copied"
+    )
 
 
 def _counts(placed: Plan) -> tuple[Counter[int], Counter[int]]:
@@ -284,10 +283,8 @@ def _listed(replicas: Iterable[int]) -> str:
     return ",".join(map(str, replicas))
 
 
-def is_confirmed(question: str, yes: bool) -> bool:
-    """Returns whether ``--yes`` was given, or a user on a terminal confirms."""
+def require_confirmation(question: str, yes: bool) -> None:
+    """Asks for confirmation as :func:`require_yes`. Raises ClickException also where there is no terminal."""
     if not yes and not is_interactive():
-        click.echo("tidemill: nothing was done; --yes executes this", err=True)
-        return False
+        raise click.ClickException("nothing was done; --yes executes this")
     require_yes(question, yes)
-    return True

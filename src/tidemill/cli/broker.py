@@ -8,7 +8,7 @@ import click
 
 from tidemill.cli import log_dirs, name_completion
 from tidemill.cli.options import INT_MAX, Target, TextType, WholeNumber, target_options
-from tidemill.cli.output import FAILED, done, json_option, on_terminal, print_json, print_table
+from tidemill.cli.output import done, json_option, on_terminal, print_json, print_table, report_failures
 from tidemill.cli.setting_options import changes_of, unset_option
 
 if TYPE_CHECKING:
@@ -128,9 +128,7 @@ def describe(brokers: tuple[str, ...], all_configs: bool, as_json: bool, target:
         print_json([as_object(which, entries) for which, entries in found.items()])
     else:
         _print_settings(found)
-    for failure in missing:
-        click.echo(f"tidemill: {failure}", err=True)
-    return FAILED if missing else 0
+    return report_failures(missing)
 
 
 def _print_settings(found: dict[str, dict[str, ConfigEntry]]) -> None:

@@ -13,7 +13,15 @@ from tidemill.cli.cluster_options import broker_ids, directory_option, names_of
 from tidemill.cli.local_cluster import ZOOKEEPER, LocalCluster, display_name
 from tidemill.cli.local_cluster_settings import HOST, SESSION_MS
 from tidemill.cli.options import INT_MAX, Target, WholeNumber, pairs
-from tidemill.cli.output import FAILED, counted, done, json_option, on_terminal, print_json, require_yes
+from tidemill.cli.output import (
+    counted,
+    done,
+    json_option,
+    on_terminal,
+    print_json,
+    report_failures,
+    require_yes,
+)
 from tidemill.cli.setting_options import broker_settings_option
 
 if TYPE_CHECKING:
@@ -256,14 +264,13 @@ def stop(names: tuple[str, ...], directory: str) -> int:
 
 
 def _stop(local: LocalCluster, names: Sequence[str]) -> int:
-    failures = 0
+    stopped = []
     for name in names:
         if local.stop(name):
             done(f"stopped {display_name(name)}")
         else:
-            failures += 1
-            click.echo(f"tidemill: {display_name(name)} is not running", err=True)
-    return FAILED if failures else 0
+            stopped.append(f"{display_name(name)} is not running")
+    return report_failures(stopped)
 
 
 @command.command("kill", epilog="\b\nExamples:\n  tidemill cluster kill 1\n  tidemill cluster kill zookeeper")
@@ -275,16 +282,15 @@ def kill(names: tuple[str, ...], directory: str) -> int:
     The signal is SIGKILL. BROKER is an id, or 'zookeeper'.
     """
     local = _existing(directory, names)
-    failures = 0
+    stopped = []
     for name in names:
         pid = local.kill(name)
         if pid is None:
-            failures += 1
-            click.echo(f"tidemill: {display_name(name)} is not running", err=True)
+            stopped.append(f"{display_name(name)} is not running")
         else:
             again = f"'tidemill cluster start {name}{local.option}'"
             done(f"killed {display_name(name)} (process {pid}); {again} starts it again")
-    return FAILED if failures else 0
+    return report_failures(stopped)
 
 
 @command.command(

@@ -9,7 +9,6 @@ import click
 from tidemill.cli import name_completion
 from tidemill.cli.options import Moment, Target, WholeNumber, target_options
 from tidemill.cli.output import (
-    FAILED,
     count_text,
     done,
     fits,
@@ -17,6 +16,7 @@ from tidemill.cli.output import (
     on_terminal,
     print_json,
     print_table,
+    report_failures,
     require_yes,
 )
 from tidemill.model.types import TopicPartition
@@ -94,9 +94,7 @@ def describe(names: tuple[str, ...], by_member: bool, as_json: bool, target: Tar
     else:
         for group, lags in found:
             _print_group(group, lags, by_member)
-    for failure in missing:
-        click.echo(f"tidemill: {failure}", err=True)
-    return FAILED if missing else 0
+    return report_failures(missing)
 
 
 def as_object(group: GroupDescription, lags: list[PartitionLag]) -> dict[str, Any]:
@@ -284,14 +282,13 @@ def delete(names: tuple[str, ...], yes: bool, target: Target) -> int:
     from tidemill.client import ClientError
 
     require_yes(f"Delete {', '.join(names)} and the committed offsets?", yes)
-    failures = 0
+    failures = []
     with target.admin() as admin:
         for name in names:
             try:
                 admin.delete_group(name)
             except ClientError as problem:
-                failures += 1
-                click.echo(f"tidemill: {problem}", err=True)
+                failures.append(problem)
             else:
                 done(f"deleted {name}")
-    return FAILED if failures else 0
+    return report_failures(failures)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -166,6 +166,13 @@ def require_yes(question: str, yes: bool) -> None:
     """
     if not yes and is_interactive() and not click.confirm(question):
         raise click.ClickException("nothing was done: not confirmed")
+
+
+def report_failures(problems: Collection[object]) -> int:
+    """Prints errors, one per line. Returns the exit code."""
+    for problem in problems:
+        click.echo(f"tidemill: {problem}", err=True)
+    return FAILED if problems else 0
 
 
 def count_text(number: float) -> str:

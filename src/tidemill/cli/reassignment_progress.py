@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidemill.cli import throttles
-from tidemill.cli.output import FAILED, bytes_bar, counted, done, on_terminal
+from tidemill.cli.output import FAILED, bytes_bar, counted, done, on_terminal, report_failures
 from tidemill.cli.reassignment_options import ReassignmentOptions
 from tidemill.cli.reassignment_plans import (
     Plan,
@@ -57,7 +57,7 @@ def execute_plan(admin: Admin, plan: Plan, current: Plan, move_options: Reassign
             )
             return FAILED
         elect_preferred(admin, started)
-        done(f"moved {counted(len(started), 'partition')} in {time.monotonic() - began:.1f} s")
+        done(f"reassigned {counted(len(started), 'partition')} in {time.monotonic() - began:.1f} s")
         code = check_arrived(admin, started) or code
     elif started:
         _print_started(len(started), len(admin.list_reassignments(started)))
@@ -117,11 +117,10 @@ def change_factor(
 
 def report_problems(problems: Mapping[TopicPartition, object]) -> int:
     """Prints the errors of partitions. Returns the exit code."""
-    for problem in list(problems.values())[:NAMED_MAX]:
-        click.echo(f"tidemill: {problem}", err=True)
+    code = report_failures(list(problems.values())[:NAMED_MAX])
     if len(problems) > NAMED_MAX:
         click.echo(f"tidemill: and {len(problems) - NAMED_MAX} other partitions", err=True)
-    return FAILED if problems else 0
+    return code
 
 
 def await_moves(admin: Admin, plan: Plan, current: Plan, timeout_s: float | None) -> set[TopicPartition]:

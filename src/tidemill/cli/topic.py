@@ -27,6 +27,7 @@ from tidemill.cli.output import (
     on_terminal,
     print_json,
     print_table,
+    report_failures,
     require_yes,
 )
 from tidemill.cli.reassignment_options import ReassignmentOptions, add_move_options
@@ -238,9 +239,8 @@ def describe(names: tuple[str, ...], all_configs: bool, as_json: bool, target: T
     else:
         for topic in found:
             _print_topic(topic, all_configs)
-    for failure in missing:
-        click.echo(f"tidemill: {failure}", err=True)
-    return _print_failures(failures) or (FAILED if missing else 0)
+    code = report_failures(missing)
+    return _print_failures(failures) or code
 
 
 def _similar_topic(admin: Admin, name: str, problem: ClientError) -> str:
@@ -464,7 +464,7 @@ def delete(names: tuple[str, ...], yes: bool, if_exists: bool, force: bool, targ
                 "topic."
             )
     require_yes(f"Delete {', '.join(names)} and all messages?", yes)
-    failures = 0
+    failures = []
     with target.admin() as admin:
         for name, problem in admin.delete_topics(names).items():
             if problem is None:
@@ -472,9 +472,8 @@ def delete(names: tuple[str, ...], yes: bool, if_exists: bool, force: bool, targ
             elif if_exists and problem.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 done(f"{name} does not exist")
             else:
-                failures += 1
-                click.echo(f"tidemill: {problem}", err=True)
-    return FAILED if failures else 0
+                failures.append(problem)
+    return report_failures(failures)
 
 
 @command.command(

@@ -41,6 +41,13 @@ def described(cli: Run, *arguments: str) -> Any:
     }
 
 
+def test_a_description_without_settings_names_the_option_for_all_keys(cli: Run, capfdbinary: Any) -> None:
+    assert run(["broker", "describe", "default"]) == 0
+    out, err = capfdbinary.readouterr()
+    assert out == b"broker\tsetting\tvalue\tset by\tchanges\n"
+    assert err == b"nothing is set: every key has its default; --configs shows all keys\n"
+
+
 def test_brokers_are_listed(cli: Run, broker: Broker) -> None:
     (only,) = json.loads(cli("broker", "list", "--json"))
     assert f"{only['host']}:{only['port']}" == broker.bootstrap

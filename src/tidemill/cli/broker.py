@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "default"
 """Names the cluster-wide settings, which apply to every broker without a setting of its own."""
+NOTHING_SET = "nothing is set: every key has its default; --configs shows all keys"
 
 
 @click.group("broker")
@@ -143,12 +144,14 @@ def _print_settings(found: dict[str, dict[str, ConfigEntry]]) -> None:
     }
     if not on_terminal():
         print_table(["broker", *columns], [[which, *row] for which, each in rows.items() for row in each])
+        if rows and not any(rows.values()):
+            click.echo(NOTHING_SET, err=True)
         return
     for number, (which, each) in enumerate(rows.items()):
         if len(rows) > 1:
             click.echo("\n" if number else "", nl=False)
             click.secho(display_name(which), bold=True)
-        print_table(columns, each, settings=True, empty="nothing is set: every key has its default")
+        print_table(columns, each, settings=True, empty=NOTHING_SET)
 
 
 def _described(admin: Admin, which: str, all_configs: bool) -> dict[str, ConfigEntry]:

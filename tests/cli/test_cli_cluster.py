@@ -17,6 +17,7 @@ from typing import Any
 import click
 import pytest
 
+from tidemill.cli import local_cluster
 from tidemill.cli.local_cluster import LocalCluster, free_port
 from tidemill.cli.main import run
 from tidemill.cli.processes import Background
@@ -237,6 +238,26 @@ def test_each_broker_that_does_not_start_is_named(call: Call) -> None:
             path.write_text(path.read_text() + f"num.partitions=-{number}\n")
         with pytest.raises(Exception, match=r"(?s)num.partitions=-.*\ntidemill: .*num.partitions=-"):
             list(local.start_brokers([1, 2]))
+
+
+def test_a_slow_start_is_explained_by_the_log_of_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(local_cluster, "NOTICE_S", 0.5)
+    monkeypatch.setattr(local_cluster, "START_TIMEOUT_S", 2.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        local = LocalCluster(str(tmp_path), f"127.0.0.1:{silent.getsockname()[1]}/x", None, {})
+        with local.locked():
+            local.add_brokers(1, 0, {})
+            try:
+                with pytest.raises(click.ClickException, match="is not ready yet"):
+                    list(local.start_brokers([1]))
+            finally:
+                local.kill("1")
+            (notice,) = capsys.readouterr().err.splitlines()
+            start, _, line = notice.partition(": ")
+            assert start == "broker 1 is still starting"
+            assert line in local.process("1").log_file.read_text()
 
 
 def test_an_interrupted_command_lists_the_running_processes(tmp_path: Path, capsys: Any) -> None:

@@ -50,7 +50,8 @@ READY = "ready.json"
 SETTINGS = "server.properties"
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
-STOP_NOTICE_S = 3.0
+NOTICE_S = 3.0
+"""After this time a command explains why it still waits."""
 
 
 class LocalCluster:
@@ -332,7 +333,8 @@ class LocalCluster:
             command += ["--config", str(process.directory / SETTINGS)]
             command += ["--data", str(process.directory / "data")]
             process.start([*command, "--ready-file", str(process.directory / READY)], _environment())
-        deadline = time.monotonic() + START_TIMEOUT_S
+        began = time.monotonic()
+        explained: set[int] = set()
         problems = []
         while waiting:
             for number, process in list(waiting.items()):
@@ -340,9 +342,12 @@ class LocalCluster:
                     del waiting[number]
                     self.ports[number] = self._port_of(number, self.ports[number])
                     yield number
-                elif process.pid() is None or time.monotonic() > deadline:
+                elif process.pid() is None or time.monotonic() > began + START_TIMEOUT_S:
                     del waiting[number]
                     problems.append(_not_started(f"broker {number}", process).message)
+                elif time.monotonic() > began + NOTICE_S and number not in explained:
+                    explained.add(number)
+                    click.echo(f"broker {number} is still starting: {process.last_line}", err=True)
             time.sleep(POLL_S)
         if problems:
             raise click.ClickException("\ntidemill: ".join(problems))
@@ -352,7 +357,7 @@ class LocalCluster:
         process = self.process(name)
         if self._signal(name, signal.SIGTERM) is None:
             return False
-        if process.wait_end(STOP_NOTICE_S):
+        if process.wait_end(NOTICE_S):
             return True
         at_once = f"'tidemill cluster kill {name}{self.option}' kills it"
         if process.is_suspended:
@@ -363,7 +368,7 @@ class LocalCluster:
         click.echo(
             f"{display_name(name)} is still stopping; the limit is {STOP_TIMEOUT_S:g} s ({at_once})", err=True
         )
-        if not process.wait_end(STOP_TIMEOUT_S - STOP_NOTICE_S):
+        if not process.wait_end(STOP_TIMEOUT_S - NOTICE_S):
             raise click.ClickException(
                 f"{display_name(name)} has not stopped within {STOP_TIMEOUT_S:g} s (its log: "
                 f"{process.log_file}): {at_once}"

@@ -75,10 +75,9 @@ class Command:
         """Returns the lines of standard error so far."""
         return [line for _, line in self.err if line]
 
-    def interrupt(self, *numbers: signal.Signals) -> int:
-        """Sends signals, or ctrl-C; returns the exit code."""
-        for number in numbers or (signal.SIGINT,):
-            self.process.send_signal(number)
+    def interrupt(self, number: signal.Signals = signal.SIGINT) -> int:
+        """Sends ctrl-C, or another signal; returns the exit code."""
+        self.process.send_signal(number)
         return self.wait()
 
     def wait(self) -> int:

@@ -14,7 +14,7 @@ import click
 
 from tidemill.cli import name_completion
 from tidemill.cli.options import Duration, Moment, Target, WholeNumber, target_options, unescape
-from tidemill.cli.output import counted, interrupt_text, on_terminal, time_text
+from tidemill.cli.output import counted, on_terminal, print_interrupted, time_text
 from tidemill.cli.record_text import as_text, for_terminal, hexadecimal, to_json
 from tidemill.cli.wait_messages import stop_watching
 from tidemill.model.similar_names import did_you_mean
@@ -282,8 +282,8 @@ def _report_count(shown: Format) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        click.echo(interrupt_text(f"{counted(shown.count, 'message')} read"), err=True)
-        raise
+        print_interrupted(f"{counted(shown.count, 'message')} read")
+        raise click.Abort from None
     except BrokenPipeError:
         raise
     except Exception as problem:

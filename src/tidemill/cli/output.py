@@ -185,9 +185,13 @@ def counted(number: int, noun: str, several: str = "") -> str:
     return f"{count_text(number)} {noun if number == 1 else several or noun + 's'}"
 
 
-def interrupt_text(text: str) -> str:
-    """Formats the message printed at ctrl-C: on a terminal it begins on the line below ``^C``."""
-    return f"\ninterrupted: {text}" if sys.stderr.isatty() else f"interrupted: {text}"
+def print_interrupted(text: str) -> None:
+    """Prints a message at ctrl-C: on a terminal it begins on the line below ``^C``.
+
+    The caller then raises click.Abort: click prints another line end after a KeyboardInterrupt.
+    """
+    start = "\n" if sys.stderr.isatty() else ""
+    click.echo(f"{start}interrupted: {text}", err=True)
 
 
 def bytes_text(number: float) -> str:

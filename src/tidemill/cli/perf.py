@@ -19,8 +19,8 @@ from tidemill.cli.output import (
     bytes_text,
     count_text,
     counted,
-    interrupt_text,
     json_option,
+    print_interrupted,
     print_json,
     print_table,
 )
@@ -80,7 +80,8 @@ class Rates:
                 f"{counted(self._count, 'message')} in {seconds:.3f} s, "
                 f"{count_text(self._count / seconds)} messages/s, {bytes_text(self._bytes / seconds)}/s"
             )
-            click.echo(interrupt_text(figures), err=True)
+            print_interrupted(figures)
+            raise click.Abort
 
     def record(self, count: int, size_bytes: int) -> None:
         """Records the progress. Prints it at most once a second."""

@@ -12,7 +12,7 @@ import click
 
 from tidemill.cli import name_completion
 from tidemill.cli.options import Existing, Target, WholeNumber, target_options, unescape
-from tidemill.cli.output import count_text, counted, interrupt_text, on_terminal
+from tidemill.cli.output import count_text, counted, on_terminal, print_interrupted
 from tidemill.cli.record_text import BadInput, InputRecord, from_json
 from tidemill.cli.wait_messages import stop_watching
 from tidemill.model.similar_names import did_you_mean
@@ -175,8 +175,8 @@ def _send_and_report(
         try:
             producer.close(INTERRUPTED_S)
         finally:
-            click.echo(interrupt_text(_delivery_summary(producer)), err=True)
-        raise
+            print_interrupted(_delivery_summary(producer))
+        raise click.Abort from None
 
 
 def _delivery_summary(producer: Producer) -> str:

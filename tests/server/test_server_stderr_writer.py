@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -68,6 +69,8 @@ def test_lines_lost_by_a_full_pipe_are_counted(
 ) -> None:
     reader, writer = pipe
     left = fill(writer)
+    # Another test may have configured the logger of the package.
+    monkeypatch.setattr(stderr_writer, "logger", logging.getLogger("lost-lines"))
     monkeypatch.setattr(stderr_writer, "QUEUED_LINES_MAX", 10)
     monkeypatch.setattr(stderr_writer, "CLOSE_S_MAX", STOP_S_MAX)
     with stream_to(writer) as stream:

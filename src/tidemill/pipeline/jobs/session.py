@@ -143,6 +143,7 @@ def interruptible(
             with contextlib.suppress(Exception):
                 _end_work(spark)
             done.wait(STOP_SECONDS_MAX)
+            logging.disable(logging.NOTSET)
             raise
     if failures:
         raise failures[0]

@@ -48,12 +48,12 @@ def test_a_consumer_reports_its_unreadable_partitions() -> None:
             start=0,
             end=0,
         )
-        fetcher._handle_partition(BAD, position, 0, response)
+        fetcher._handle_partition(BAD, position, 0, response, 11)
         ((item, (error, seconds)),) = consumer.partition_errors().items()
         assert (item, error) == (BAD, "KAFKA_STORAGE_ERROR")
         assert seconds >= 0
         response.error = ErrorCode.NONE
-        fetcher._handle_partition(BAD, position, 0, response)
+        fetcher._handle_partition(BAD, position, 0, response, 11)
         assert consumer.partition_errors() == {}
         # The metadata has the error as well; positions are not looked up there, so that the others do not
         # wait.

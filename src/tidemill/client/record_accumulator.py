@@ -449,10 +449,12 @@ class RecordAccumulator:
             raise self.closed
 
     def _too_large(self, topic: TopicQueues, size: i64) -> ClientError:
+        limit = f"buffer.memory={self.buffer_bytes}"
+        if size > self.message_bytes_max:
+            limit = f"max.request.size={self.message_bytes_max}"
         return ClientError(
-            f"a message of about {size} bytes for topic {topic.name!r} is larger than "
-            f"max.request.size={self.message_bytes_max} or buffer.memory={self.buffer_bytes}; "
-            "send smaller messages, or raise these and max.message.bytes of the topic",
+            f"a message of about {size} bytes for topic {topic.name!r} is larger than {limit}; "
+            "send smaller messages, or raise this limit and max.message.bytes of the topic",
             ErrorCode.MESSAGE_TOO_LARGE,
             topic=topic.name,
         )
@@ -482,7 +484,7 @@ class RecordAccumulator:
             event = batch.event
         if not event.wait(timeout):
             raise RequestTimeout(
-                f"batch for {batch.queue.topic}-{batch.queue.partition} is not completed after {timeout} s: "
+                f"batch for {batch.queue.topic}-{batch.queue.partition} is not completed after {timeout:g} s: "
                 "retries continue until delivery.timeout.ms"
             )
 

@@ -64,9 +64,9 @@ def parse_listeners(config: SourcedConfig) -> tuple[Listener, ...]:
 
 
 def _not_served(config: SourcedConfig, listeners: str, listener: Listener) -> ConfigError:
-    asks = f"{listener.name} uses {listener.protocol}"
-    given = ""
+    asks, given = f"the protocol is {listener.protocol}", ""
     if listener.name != listener.protocol:
+        asks = f"{listener.name} uses {listener.protocol}"
         given = f"{PROTOCOL_MAP}={config.str(PROTOCOL_MAP)}"
     if listener.protocol.startswith("SASL") and config.is_set(MECHANISMS):
         given += f"{' and ' if given else ''}{MECHANISMS}={','.join(config.list(MECHANISMS))}"

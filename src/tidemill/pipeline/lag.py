@@ -102,7 +102,8 @@ class LagListener(StreamingQueryListener):
         on_lag: Callable[[Lag], object] | None = None,
     ) -> None:
         if options is None and (group is not None or _is_before_4_2()):
-            what = "commit to a group" if group is not None else f"read the latest offsets on {_version()}"
+            reading = f"read the latest offsets on PySpark {pyspark.__version__}"
+            what = reading if group is None else "commit to a group"
             raise ConfigError(
                 f"a LagListener needs the brokers to {what}: pass it the options of the source, at least "
                 "kafka.bootstrap.servers"
@@ -199,10 +200,6 @@ class LagListener(StreamingQueryListener):
 
 def _is_before_4_2() -> bool:
     return tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2)
-
-
-def _version() -> str:
-    return f"PySpark {pyspark.__version__}"
 
 
 def _position(text: str | None) -> StreamPosition | None:

@@ -36,8 +36,9 @@ class TidemillReader(DataSourceReader):
         """Returns one task for each partition with records, or more with ``minPartitions``."""
         with open_for_planning(self._options.client) as cluster:
             ranges = plan_batch(cluster, self._options)
-        pieces = split_ranges(ranges, self._options.partitions_min, self._options.records_per_partition_max)
-        return list(pieces)
+        return list(
+            split_ranges(ranges, self._options.partitions_min, self._options.records_per_partition_max)
+        )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_range(self._options, self._columns, partition)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import reduce
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
 
 WEATHER_FIELDS = ("temp", "wind_speed", "precip", "visib")
 
@@ -21,8 +21,6 @@ def with_weather(flights: DataFrame, weather: DataFrame) -> DataFrame:
     A left join: a flight without a report for that hour is kept, with ``has_weather`` false. The hour is the
     timestamp ``time_hour``: local year, month, day and hour are ambiguous when clocks go back.
     """
-    from pyspark.sql import functions as f
-
     reports = weather.select("origin", "time_hour", *WEATHER_FIELDS, f.lit(True).alias("reported"))
     joined = flights.join(reports, ["origin", "time_hour"], "left")
     return joined.withColumn("has_weather", f.coalesce(f.col("reported"), f.lit(False))).drop("reported")
@@ -30,8 +28,6 @@ def with_weather(flights: DataFrame, weather: DataFrame) -> DataFrame:
 
 def delays_by_carrier_and_hour(joined: DataFrame) -> DataFrame:
     """Aggregates by carrier and hour of the day (local time): flights, delays in minutes, weather."""
-    from pyspark.sql import functions as f
-
     return (
         joined.groupBy("carrier", "hour")
         .agg(
@@ -56,10 +52,6 @@ def delay_by_weather(joined: DataFrame) -> DataFrame:
     inches per hour and miles per hour, ``cancelled`` is a fraction. A flight without a measurement has no
     class.
     """
-    from functools import reduce
-
-    from pyspark.sql import functions as f
-
     rain = f.lit(PRECIPITATION_EDGES[0])
     for edge in PRECIPITATION_EDGES[1:]:
         rain = f.when(f.col("precip") >= edge, f.lit(edge)).otherwise(rain)
@@ -91,8 +83,6 @@ def delay_by_weather(joined: DataFrame) -> DataFrame:
 
 def places(loaded: DataFrame) -> DataFrame:
     """Aggregates by partition: rows, distinct offsets, first and last offset, rows with a raw value."""
-    from pyspark.sql import functions as f
-
     return (
         loaded.groupBy("kafka_partition")
         .agg(
@@ -108,8 +98,6 @@ def places(loaded: DataFrame) -> DataFrame:
 
 def months(loaded: DataFrame, measure: str) -> DataFrame:
     """Aggregates by month: rows, sum and count of ``measure``, rows with another event date."""
-    from pyspark.sql import functions as f
-
     date = f.make_date("year", "month", "day")
     return (
         loaded.groupBy("month")

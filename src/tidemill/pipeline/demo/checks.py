@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from tidemill.client.range_reader import RangeReader
 from tidemill.model.types import TopicPartition
@@ -12,9 +15,6 @@ from tidemill.pipeline.demo import analysis
 from tidemill.pipeline.demo.flights import FLIGHTS, WEATHER, expected_rows, rows, value_of
 from tidemill.pipeline.demo.publish import Published
 from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 MEASURES = {FLIGHTS: "dep_delay", WEATHER: "wind_speed"}
 """The field whose monthly sums are compared with the file."""
@@ -140,8 +140,6 @@ def check_other_reader(topic: str, table: str, expected: int) -> Check:
 
 def check_bytes(spark: SparkSession, bootstrap: str, topic: str, published: Published) -> Check:
     """Reads a topic again as a batch, and compares the checksum of all values."""
-    from pyspark.sql import functions as f
-
     frame: DataFrame = (
         spark.read.format("tidemill")
         .option("kafka.bootstrap.servers", bootstrap)
@@ -154,8 +152,6 @@ def check_bytes(spark: SparkSession, bootstrap: str, topic: str, published: Publ
 
 def check_join(joined: DataFrame, expected_without: int | None, expected: int) -> list[Check]:
     """Checks that the join kept each flight once."""
-    from pyspark.sql import functions as f
-
     row = joined.agg(
         f.count(f.lit(1)).alias("rows"), f.count_if(~f.col("has_weather")).alias("without")
     ).collect()[0]
@@ -167,8 +163,6 @@ def check_join(joined: DataFrame, expected_without: int | None, expected: int) -
 
 def check_aggregate(spark: SparkSession, bootstrap: str, topic: str, parquet: str) -> list[Check]:
     """Checks that the aggregate is the same in the topic and in Parquet."""
-    from pyspark.sql import functions as f
-
     stored = spark.read.parquet(parquet)
     messages = (
         spark.read.format("tidemill")

@@ -205,16 +205,12 @@ def _delays(results: Results) -> str:
 
 
 def _checks(results: Results) -> str:
-    lines = [
-        [
-            html.escape(check.question),
-            f'<td class="n">{check.expected}</td>',
-            f'<td class="n">{check.found}</td>',
-            f'<td class="{"ok" if check.passed else "bad"}">{"agrees" if check.passed else "differs"}</td>',
-        ]
+    body = "".join(
+        f'<tr><td>{html.escape(check.question)}</td><td class="n">{check.expected}</td>'
+        f'<td class="n">{check.found}</td>'
+        f'<td class="{"ok" if check.passed else "bad"}">{"agrees" if check.passed else "differs"}</td></tr>'
         for check in results.checks
-    ]
-    body = "".join(f"<tr><td>{line[0]}</td>{''.join(line[1:])}</tr>" for line in lines)
+    )
     head = '<tr><th>check</th><th class="n">expected</th><th class="n">found</th><th></th></tr>'
     table = f"<table>{head}{body}</table>"
     return _section(

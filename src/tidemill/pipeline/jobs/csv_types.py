@@ -9,16 +9,15 @@ timestamp is not converted, because JSON has no type for it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from tidemill.model.errors import ConfigError
 from tidemill.pipeline.jobs.publish_files import malformed_row_of, row_of
-from tidemill.pipeline.jobs.schema import Kind, Struct, type_text
-from tidemill.pipeline.jobs.transforms import quoted
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+from tidemill.pipeline.jobs.schema import Kind, Struct, quoted, type_text
 
 DEFAULTS = {"header": "true", "nullValue": "NA", "enforceSchema": "false"}
 """Without ``enforceSchema``, Spark refuses a file whose header has other names or another order."""
@@ -46,8 +45,6 @@ def read_csv(
     Raises BadValue for the first value that is not of its column's type, for a row with another number of
     fields, and for text in the column ``timestamp`` that is not a timestamp.
     """
-    from pyspark.sql import functions as f
-
     options = {**DEFAULTS, **reader}
     names = spark.read.format("csv").options(**options).load(list(paths)).columns
     texts = ", ".join(f"{quoted(name)} string" for name in (*names, MALFORMED))
@@ -68,8 +65,6 @@ def read_csv(
 
 
 def _typed(text: Column, kind: str) -> Column:
-    from pyspark.sql import functions as f
-
     return text if kind == "string" else f.trim(text).cast(kind)
 
 
@@ -93,8 +88,6 @@ class _Statistics:
         )
 
     def _counts(self, name: str, timestamp: str | None) -> list[Column]:
-        from pyspark.sql import functions as f
-
         column, at = f.col(quoted(name)), self._at[name]
         trimmed = f.trim(column)
         counts = [f.count(column).alias(f"{at} values")]
@@ -175,8 +168,6 @@ def check_moments(frame: DataFrame, form: str, timestamp: str) -> None:
 
     Raises BadValue for text that is not a timestamp, with its file and, for JSON, its line.
     """
-    from pyspark.sql import functions as f
-
     column = f.col(quoted(timestamp))
     if dict(frame.dtypes).get(timestamp) != "string":
         return
@@ -194,14 +185,10 @@ def shown(value: str) -> str:
 
 def _first_place(condition: Column, column: Column) -> Column:
     """Selects file and value of a row that meets the condition; null if there is none."""
-    from pyspark.sql import functions as f
-
     return f.min(f.when(condition, f.struct(f.col("file_path"), column.alias("value"))))
 
 
 def _first_file(column: str) -> Column:
-    from pyspark.sql import functions as f
-
     return f.min(f.when(f.col(column).isNotNull(), f.col("file_path"))).alias(column)
 
 

@@ -15,7 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import TidemillError
@@ -47,11 +51,6 @@ from tidemill.pipeline.jobs.transforms import (
 from tidemill.pipeline.offset_ranges import read_view
 from tidemill.pipeline.options import SourceOptions, parse_source_options
 from tidemill.pipeline.stream_offsets import parse_position
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
-    from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 logger = logging.getLogger("tidemill.pipeline")
 
@@ -214,8 +213,6 @@ class LoadRun:
         tasks = self._job.tasks or self._spark.sparkContext.defaultParallelism
 
         def write(staging: str) -> Written:
-            from pyspark.sql import Observation
-
             seen = Observation(f"tidemill-batch-{batch}")
             counted = counted_by_reason(frame, seen)
             files = one_file_a_date(counted, tasks).write.partitionBy(EVENT_DATE)

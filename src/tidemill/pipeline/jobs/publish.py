@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as f
 
 from tidemill.model.errors import ConfigError
 from tidemill.pipeline.jobs.csv_types import check_moments, read_csv
 from tidemill.pipeline.jobs.schema import parse_schema
 from tidemill.pipeline.jobs.transforms import as_messages
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 FORMATS = ("csv", "json", "parquet", "orc")
 
@@ -49,9 +48,6 @@ def publish(frame: DataFrame, job: PublishJob) -> PublishResult:
 
     Spark retries a failed task, and the messages of its first attempt are then duplicates.
     """
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as f
-
     began_s = time.monotonic()
     messages = as_messages(frame, key=job.key, timestamp=job.timestamp, fields=job.fields or None)
     seen = Observation("published")

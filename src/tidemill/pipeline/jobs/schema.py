@@ -104,7 +104,7 @@ def parse_schema(text: str) -> Struct:
 
 def ddl_of(schema: Struct) -> str:
     """Returns a schema as DDL for Spark, with names in backticks."""
-    return ", ".join(f"{_quoted(name)} {type_text(kind)}" for name, kind in schema.fields)
+    return ", ".join(f"{quoted(name)} {type_text(kind)}" for name, kind in schema.fields)
 
 
 def type_text(kind: Kind) -> str:
@@ -119,11 +119,12 @@ def type_text(kind: Kind) -> str:
         case Map():
             return f"map<{type_text(kind.key)},{type_text(kind.value)}>"
         case Struct():
-            inner = ", ".join(f"{_quoted(name)}: {type_text(part)}" for name, part in kind.fields)
+            inner = ", ".join(f"{quoted(name)}: {type_text(part)}" for name, part in kind.fields)
             return f"struct<{inner}>"
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """Quotes a column's name for Spark: an unquoted dot would select a field of a struct."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -160,13 +161,9 @@ class _Parser:
         return Struct(tuple(found))
 
     def _constraints(self) -> None:
-        if self._word() == "not":
-            self._at += 1
-            if self._word() != "null":
-                self._wrong("NULL after NOT")
-            self._at += 1
-        if self._word() == "comment":
-            self._at += 1
+        if self._skip("not") and not self._skip("null"):
+            self._wrong("NULL after NOT")
+        if self._skip("comment"):
             if not self._token().startswith(("'", '"')):
                 self._wrong("a text in quotes after COMMENT")
             self._at += 1
@@ -183,29 +180,25 @@ class _Parser:
 
     def _type(self) -> Kind:
         word = self._word()
-        if word in PLAIN:
-            self._at += 1
-            return self._collated(PLAIN[word])
-        if word in DECIMALS:
-            self._at += 1
-            return self._decimal()
-        if word in ("char", "character", "varchar"):
-            self._at += 1
-            self._need("(")
-            length = self._number()
-            self._need(")")
-            return Plain("string", f"{word}({length})")
         if word == "interval":
             return self._interval()
+        if word not in WORDS and word != "character":
+            return self._unknown_type()
+        self._at += 1
+        if word in PLAIN:
+            return self._collated(PLAIN[word])
+        if word in DECIMALS:
+            return self._decimal()
         if word in ("array", "map", "struct"):
-            self._at += 1
             self._need("<")
             return self._composed(word)
-        return self._unknown_type()
+        self._need("(")
+        length = self._number()
+        self._need(")")
+        return Plain("string", f"{word}({length})")
 
     def _collated(self, name: str) -> Plain:
-        if name == "string" and self._word() == "collate":
-            self._at += 1
+        if name == "string" and self._skip("collate"):
             return Plain(name, f"{name} collate {self._name()}")
         return Plain(name, name)
 
@@ -262,8 +255,9 @@ class _Parser:
     def _word(self) -> str:
         return self._token().lower()
 
-    def _skip(self, token: str) -> bool:
-        if self._token() != token:
+    def _skip(self, word: str) -> bool:
+        """Skips a word, in any letter case, or a sign; returns False if the next token is another one."""
+        if self._word() != word:
             return False
         self._at += 1
         return True

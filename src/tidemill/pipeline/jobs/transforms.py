@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import functions as f
 
 from tidemill.model.errors import ConfigError
 from tidemill.pipeline.columns import TYPES
 from tidemill.pipeline.jobs.round_trip import NOT_READ, REASONS, WITHOUT_FIELDS, round_trip_check
-from tidemill.pipeline.jobs.schema import Kind, Struct, ddl_of, parse_schema
+from tidemill.pipeline.jobs.schema import Kind, Struct, ddl_of, parse_schema, quoted
 from tidemill.pipeline.spark_errors import one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from pyspark.sql import Column, DataFrame, Observation
 
 EVENT_DATE = "event_date"
 RAW_VALUE = "raw_value"
@@ -41,9 +41,6 @@ def parsed(messages: DataFrame, schema: str | None) -> DataFrame:
     it may not be UTF-8; ``raw_reason`` has the reason. Both are null for all other values. Without a schema
     the value stays binary. Raises ConfigError for a schema that cannot be read.
     """
-    from pyspark.errors import AnalysisException, ParseException
-    from pyspark.sql import functions as f
-
     place = [f.col(name).alias(f"kafka_{name}") for name in PLACE]
     if schema is None:
         return messages.select("value", *place)
@@ -78,7 +75,6 @@ def parsed(messages: DataFrame, schema: str | None) -> DataFrame:
 def reason_column(schema: Struct) -> Callable[..., Column]:
     """Returns a Spark function from a value to the reason for keeping the raw value, or null."""
     import pandas as pd
-    from pyspark.sql import functions as f
 
     def reasons(values: Any) -> Any:
         reason_of = round_trip_check(schema)  # created in the worker: it is not picklable
@@ -92,8 +88,6 @@ def reason_column(schema: Struct) -> Callable[..., Column]:
 
 def counted_by_reason(frame: DataFrame, seen: Observation) -> DataFrame:
     """Returns the rows unchanged; ``seen`` counts them, and by reason those that keep their raw value."""
-    from pyspark.sql import functions as f
-
     counts = [f.count(f.lit(1)).alias("rows")]
     if RAW_REASON in frame.columns:
         code = f.substring_index(RAW_REASON, ":", 1)
@@ -114,8 +108,6 @@ def with_event_date(frame: DataFrame, column: str = "kafka_timestamp") -> DataFr
     A date depends on the zone: 38,444 of the 336,776 New York flights of 2013 leave on another date in UTC.
     Rows without a timestamp, or with text that is not one, are kept with a null date.
     """
-    from pyspark.sql import functions as f
-
     if column not in frame.columns:
         raise ConfigError(
             f"there is no column {column} for the event date; there are {', '.join(frame.columns)}"
@@ -137,8 +129,6 @@ def one_file_a_date(frame: DataFrame, tasks: int) -> DataFrame:
 
 def without_nan(frame: DataFrame) -> DataFrame:
     """Replaces NaN with null in float and double columns: JSON has no NaN."""
-    from pyspark.sql import functions as f
-
     columns = []
     for name, kind in frame.dtypes:
         column = f.col(quoted(name))
@@ -146,11 +136,6 @@ def without_nan(frame: DataFrame) -> DataFrame:
             column = f.when(~f.isnan(column), column)
         columns.append(column.alias(name))
     return frame.select(*columns)
-
-
-def quoted(name: str) -> str:
-    """Quotes a column's name for Spark: an unquoted dot would select a field of a struct."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def as_messages(
@@ -164,8 +149,6 @@ def as_messages(
 
     ``timestamp`` is the column of the record's timestamp.
     """
-    from pyspark.sql import functions as f
-
     for name in (key, timestamp, *(fields or ())):
         if name is not None and name not in frame.columns:
             raise ConfigError(f"there is no column {name}; there are {', '.join(frame.columns)}")

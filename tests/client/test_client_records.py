@@ -17,6 +17,7 @@ from tidemill.client import connection as requests
 from tidemill.client.errors import BrokerUnreachable, ClientError, DataLoss, NoOffset, TopicRecreated
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
+from tidemill.wire.list_offset_timestamps import LATEST
 from tidemill.wire.messages.metadata import MetadataResponseBroker
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
@@ -199,7 +200,7 @@ def test_a_range_reader_is_picklable_and_reads_exactly_the_range(
     with Producer(broker_address, batch_size=1000, compression_type="lz4") as producer:
         producer.send_batch(topic, [b"%d" % i for i in range(5000)], partitions=[0] * 5000).result(20)
     with pickle.loads(pickle.dumps(RangeReader(broker_address))) as reader:
-        ends = reader.offsets([topic], "latest")
+        ends = reader.list_offsets({TopicPartition(topic, number): LATEST for number in range(2)})
         assert ends == {TopicPartition(topic, 0): 5000, TopicPartition(topic, 1): 0}
         batches = list(reader.read(topic, 0, 17, 4801, rows_max=500, bytes_max=20_000))
         assert max(batch.num_rows for batch in batches) <= 500

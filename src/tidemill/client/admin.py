@@ -801,19 +801,6 @@ class Admin:
             )
         return rows
 
-    def await_empty(self, group: str, timeout: float | None = None) -> None:
-        """Waits until the group has no members. Raises ClientError NON_EMPTY_GROUP after ``timeout``."""
-        deadline = self._connections.deadline(timeout)
-        while True:
-            description = self.describe_group(group, max(0.0, deadline - time.monotonic()))
-            if not description.members:
-                return
-            if time.monotonic() >= deadline:
-                raise error_for(
-                    ErrorCode.NON_EMPTY_GROUP, f"wait for the members of group {group!r} to leave"
-                )
-            time.sleep(0.1)
-
     # -- reassignments and elections ----------------------------------------------------------------------
 
     def alter_reassignments(
@@ -1036,7 +1023,7 @@ class Admin:
             return ClusterDescription(response.cluster_id, response.controller_id, sorted(brokers))
         metadata = self._network_client
         metadata.refresh(deadline)
-        brokers = [BrokerDescription(n.node_id, n.host, n.port, n.rack) for n in metadata.nodes.values()]
+        brokers = [BrokerDescription(*node) for node in metadata.nodes.values()]
         return ClusterDescription(metadata.cluster_id, metadata.controller_id, sorted(brokers))
 
     def brokers_without_store(self, timeout: float | None = None) -> dict[int, float]:

@@ -2,62 +2,44 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tidemill.model.configs.listeners import join_address
 from tidemill.wire.messages.metadata import MetadataResponseTopic
 
 
-class Node:
+class Node(NamedTuple):
     """A broker, as the cluster advertises it."""
 
-    __slots__ = ("host", "node_id", "port", "rack")
-
-    def __init__(self, node_id: int, host: str, port: int, rack: str | None = None) -> None:
-        self.node_id = node_id
-        self.host = host
-        self.port = port
-        self.rack = rack
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
 
     @property
     def address(self) -> str:
         """``host:port``."""
         return join_address(self.host, self.port)
 
-    def __repr__(self) -> str:
-        return f"Node({self.node_id}, {self.address!r}, rack={self.rack!r})"
 
-
-class Partition:
+class Partition(NamedTuple):
     """A partition's leader and replicas. ``leader`` is -1 while the partition has no leader."""
 
-    __slots__ = ("isr", "leader", "leader_epoch", "offline", "partition", "replicas")
-
-    def __init__(
-        self,
-        partition: int,
-        leader: int,
-        leader_epoch: int,
-        replicas: list[int],
-        isr: list[int],
-        offline: list[int],
-    ) -> None:
-        self.partition = partition
-        self.leader = leader
-        self.leader_epoch = leader_epoch
-        self.replicas = replicas
-        self.isr = isr
-        self.offline = offline
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: list[int]
+    isr: list[int]
+    offline: list[int]
 
 
-class Topic:
+class Topic(NamedTuple):
     """A topic: its id (zeros if the broker has no topic ids) and its partitions by number."""
 
-    __slots__ = ("internal", "name", "partitions", "topic_id")
-
-    def __init__(self, name: str, topic_id: bytes, internal: bool, partitions: list[Partition]) -> None:
-        self.name = name
-        self.topic_id = topic_id
-        self.internal = internal
-        self.partitions = partitions
+    name: str
+    topic_id: bytes
+    internal: bool
+    partitions: list[Partition]
 
 
 def topic_image(name: str, item: MetadataResponseTopic, old: Topic | None) -> Topic:

@@ -247,7 +247,6 @@ class Consumer:
         call.
         """
         coordinator = self._coordinator
-        wait = 1.0
         if self._network_client.needs_refresh():
             if self._seen_metadata_version < 0 and self._subscriptions.is_subscribed:
                 self._first_metadata(deadline)
@@ -260,12 +259,12 @@ class Consumer:
             if self._subscriptions.is_subscribed and not coordinator.poll(deadline):
                 return 0.1
         try:
-            return min(wait, self._update_positions(deadline, in_poll=True))
+            return min(1.0, self._update_positions(deadline, in_poll=True))
         except ClientError as problem:
             if not problem.retriable or isinstance(problem, NoOffset):
                 raise
             logger.debug("positions: %s", problem)
-            return min(wait, 0.1)
+            return 0.1
 
     def _first_metadata(self, deadline: float) -> None:
         until, topics = max(deadline, time.monotonic() + 0.5), self._subscriptions.topics

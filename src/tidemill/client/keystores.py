@@ -102,7 +102,7 @@ def identity(key: str, path: str, store_password: str, key_password: str) -> Ide
 
 def identity_of_texts(key_text: str, chain_text: str, password: str, where: str) -> Identity:
     """Reads key and certificate chain from PEM texts; ``where`` names the settings, for messages."""
-    keys = [_wrapped(kind, body) for kind, body in _blocks(key_text) if kind.endswith("PRIVATE KEY")]
+    keys = [_wrapped(kind, body) for kind, body in _BLOCK.findall(key_text) if kind.endswith("PRIVATE KEY")]
     if len(keys) != 1:
         raise ConfigError(
             f"{where} holds {len(keys) or 'no'} private keys in PEM, but must hold one "
@@ -113,18 +113,13 @@ def identity_of_texts(key_text: str, chain_text: str, password: str, where: str)
 
 def certificates(text: str, where: str) -> str:
     """Returns the certificates of a PEM text, in OpenSSL's line format; raises ConfigError without any."""
-    found = [_wrapped(kind, body) for kind, body in _blocks(text) if kind in CERTIFICATES]
+    found = [_wrapped(kind, body) for kind, body in _BLOCK.findall(text) if kind in CERTIFICATES]
     if not found:
         raise ConfigError(f"{where} holds no certificate in PEM (-----BEGIN CERTIFICATE-----)")
     return "".join(found)
 
 
 CERTIFICATES = ("CERTIFICATE", "X509 CERTIFICATE")
-
-
-def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    for match in _BLOCK.finditer(text):
-        yield match[1], match[2]
 
 
 def _wrapped(kind: str, body: str) -> str:

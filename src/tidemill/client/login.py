@@ -71,8 +71,10 @@ class PasswordLogin(Login):
         return ScramMechanism(self.mechanism, self.username, self._password, token_auth=self._token_auth)
 
     def refusal_step(self) -> str:
-        step = f"check user {self.username!r} and its password, in sasl.username and sasl.password or in "
-        step += "sasl.jaas.config"
+        step = (
+            f"check user {self.username!r} and its password, in sasl.username and sasl.password or in "
+            "sasl.jaas.config"
+        )
         if self.mechanism != PLAIN:
             step += f", and that the cluster has a password of {self.mechanism} for this user"
         return step

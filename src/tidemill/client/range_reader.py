@@ -11,7 +11,6 @@ the range does, a topic that was recreated under the same name.
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -114,14 +113,10 @@ class RangeReader:
 
     # -- metadata and offsets -----------------------------------------------------------------------------
 
-    def topic_names(self, pattern: str | None = None) -> list[str]:
-        """Returns the names of all topics but internal ones, or of those that ``pattern`` matches in full."""
+    def topic_names(self) -> list[str]:
+        """Returns the names of all topics but internal ones."""
         self._network_client.refresh(self._deadline(), every=True)
-        names = sorted(topic.name for topic in self._network_client.topics.values() if not topic.internal)
-        if pattern is None:
-            return names
-        match = re.compile(pattern).fullmatch
-        return [name for name in names if match(name)]
+        return sorted(topic.name for topic in self._network_client.topics.values() if not topic.internal)
 
     def describe(self, topics: Sequence[str]) -> dict[str, TopicView]:
         """Returns the existing topics among ``topics``. Creates none."""
@@ -156,17 +151,6 @@ class RangeReader:
             self._network_client, wanted, self._deadline(), committed_only=self.committed_only
         )
         return {item: place.offset for item, place in found.items()}
-
-    def offsets(self, topics: Sequence[str] | str, at: str | int) -> dict[TopicPartition, int]:
-        """Returns offsets of ``topics`` (names or a pattern) at ``at``: earliest, latest, or a time in ms."""
-        names = self.topic_names(topics) if isinstance(topics, str) else topics
-        place = {"earliest": EARLIEST, "latest": LATEST}.get(at) if isinstance(at, str) else at
-        if place is None:
-            raise ValueError(f"offsets at {at!r}: use earliest, latest or milliseconds since 1970")
-        views = self.describe(names)
-        return self.list_offsets(
-            {TopicPartition(n, p): place for n, v in views.items() for p in range(v.partitions)}
-        )
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int], timeout: float | None = None) -> None:
         """Commits offsets for a group without members, so that lag tools see the progress of a stream.

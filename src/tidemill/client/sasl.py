@@ -53,7 +53,7 @@ class Mechanism(Protocol):
 
     def refusal(self) -> str | None:
         """Returns the broker's reason for a refusal, if it sent one before it ended the exchange."""
-        ...
+        return None
 
 
 class Step(enum.Enum):
@@ -97,9 +97,6 @@ class PlainMechanism(Mechanism):
         self._step = advance(self.name, self.TABLE, self._step)
         if challenge:
             raise ProtocolError("unexpected challenge after user and password of PLAIN")
-        return None
-
-    def refusal(self) -> str | None:
         return None
 
 

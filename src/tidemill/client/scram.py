@@ -81,9 +81,6 @@ class ScramMechanism(Mechanism):
         self._verify(fields)
         return None
 
-    def refusal(self) -> str | None:
-        return None
-
     def _proof(self, challenge: bytes, fields: Mapping[str, str]) -> bytes:
         nonce, salt, iterations = _server_first(fields, self._nonce)
         salted = hashlib.pbkdf2_hmac(self._hash, self._password, salt, iterations)

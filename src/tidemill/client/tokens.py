@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Protocol
 from tidemill.client.errors import AuthenticationFailed, BrokerUnreachable, ClientError
 from tidemill.model.errors import ConfigError
 from tidemill.model.os_error_texts import fault_of
-from tidemill.model.secrets import HIDDEN, without
+from tidemill.model.secrets import HIDDEN
 
 logger = logging.getLogger(__name__)
 
@@ -190,9 +190,8 @@ Provider = Callable[[], Any]
 class ProviderSource(TokenSource):
     """A callable of the user: without arguments, it returns a token, or a token and its expiry."""
 
-    def __init__(self, provider: Provider | str, secrets: tuple[str, ...] = ()) -> None:
+    def __init__(self, provider: Provider | str) -> None:
         self._provider = provider
-        self._secrets = secrets
         named = provider if isinstance(provider, str) else getattr(provider, "__qualname__", "")
         self.name = f"sasl.oauth.token.provider={named or type(provider).__name__}"
 
@@ -204,16 +203,13 @@ class ProviderSource(TokenSource):
             raise
         except OSError as problem:
             raise BrokerUnreachable(
-                f"{self.name} returned no token: {self._fault(problem)}; is its service reachable from here?"
+                f"{self.name} returned no token: {_fault(problem)}; is its service reachable from here?"
             ) from problem
         except Exception as problem:
             raise AuthenticationFailed(
-                f"{self.name} returned no token: {self._fault(problem)}; correct the function, or its input"
+                f"{self.name} returned no token: {_fault(problem)}; correct the function, or its input"
             ) from problem
         return self._token_of(given)
-
-    def _fault(self, problem: Exception) -> str:
-        return without(self._secrets, f"{type(problem).__name__}: {problem}")
 
     def _token_of(self, given: Any) -> Token:
         if isinstance(given, Token):
@@ -223,6 +219,10 @@ class ProviderSource(TokenSource):
             extensions = given[3] if len(given) > 3 and isinstance(given[3], Mapping) else {}
             return validated_token(given[0], given[1], extensions, self.name)
         return validated_token(given, None, {}, self.name)
+
+
+def _fault(problem: Exception) -> str:
+    return f"{type(problem).__name__}: {problem}"
 
 
 def load_provider(text: str) -> Provider:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tidemill.coordination.nodes import GroupPartition
@@ -18,32 +19,30 @@ class PartitionEntry(NamedTuple):
     isr: tuple[int, ...] = ()
 
 
+@dataclass(slots=True)
 class TopicEntry:
     """A topic: its id, its partitions by number, its configuration."""
 
-    __slots__ = ("config", "name", "partitions", "topic_id")
-
-    def __init__(self, name: str, topic_id: bytes = ZERO_ID) -> None:
-        self.name = name
-        self.topic_id = topic_id
-        self.partitions: dict[int, PartitionEntry] = {}
-        self.config: dict[str, str] = {}
+    name: str
+    topic_id: bytes = ZERO_ID
+    partitions: dict[int, PartitionEntry] = field(default_factory=dict)
+    config: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
 class ClusterMetadata:
     """The metadata of a cluster. ``source`` describes its origin, for messages."""
 
-    def __init__(self, source: str, cluster_id: str = "") -> None:
-        self.source = source
-        self.cluster_id = cluster_id
-        self.topics: dict[str, TopicEntry] = {}
-        self.broker_configs: dict[str, dict[str, str]] = {}
-        """Configurations by broker id as text; the defaults of all brokers have an empty name."""
-        self.group_configs: dict[str, dict[str, str]] = {}
-        """Configurations by group."""
-        self.next_producer_id = 0
-        self.group_offsets: dict[GroupPartition, int] = {}
-        """Offsets outside ``__consumer_offsets``, committed by version 0 or by the groups themselves."""
-        self.omitted: Counter[str] = Counter()
-        """The number of items of each kind that Tidemill does not support."""
-        self.notes: list[str] = []
+    source: str
+    cluster_id: str = ""
+    topics: dict[str, TopicEntry] = field(default_factory=dict)
+    broker_configs: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Configurations by broker id as text; the defaults of all brokers have an empty name."""
+    group_configs: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Configurations by group."""
+    next_producer_id: int = 0
+    group_offsets: dict[GroupPartition, int] = field(default_factory=dict)
+    """Offsets outside ``__consumer_offsets``, committed by version 0 or by the groups themselves."""
+    omitted: Counter[str] = field(default_factory=Counter)
+    """The number of items of each kind that Tidemill does not support."""
+    notes: list[str] = field(default_factory=list)

@@ -12,7 +12,8 @@ allows the loss.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from tidemill.coordination.coordination_store import Create
@@ -251,32 +252,38 @@ def _import_broker_configs(metadata: ClusterMetadata, result: Import) -> None:
         if name not in ("", str(result.node_id)):
             result.notes.append(f"settings of broker {name} are omitted: this is broker {result.node_id}")
             continue
-        kept = {}
-        for key, value in sorted(config.items()):
-            try:
-                check_broker_settings({key: value}, all_brokers=not name)
-            except ConfigError as problem:
-                whose = f"broker {name}" if name else "all brokers"
-                result.notes.append(f"the setting {key} of {whose} is omitted ({problem})")
-            else:
-                kept[key] = value
+        whose = f"broker {name}" if name else "all brokers"
+        check = partial(check_broker_settings, all_brokers=not name)
+        kept = _supported_settings(config, whose, check, result.notes)
         if kept:
             result.metadata.broker_configs[name] = kept
 
 
 def _import_group_configs(metadata: ClusterMetadata, result: Import) -> None:
     bounds = BrokerConfig()
+
+    def check(settings: Mapping[str, str]) -> None:
+        check_group_settings(settings, settings, bounds)
+
     for name, config in sorted(metadata.group_configs.items()):
-        kept = {}
-        for key, value in sorted(config.items()):
-            try:
-                check_group_settings({key: value}, {key: value}, bounds)
-            except ConfigError as problem:
-                result.notes.append(f"the setting {key} of group {name} is omitted ({problem})")
-            else:
-                kept[key] = value
+        kept = _supported_settings(config, f"group {name}", check, result.notes)
         if kept:
             result.metadata.group_configs[name] = kept
+
+
+def _supported_settings(
+    config: Mapping[str, str], whose: str, check: Callable[[Mapping[str, str]], None], notes: list[str]
+) -> dict[str, str]:
+    """Returns the settings that ``check`` accepts; adds a note for each of the others."""
+    kept = {}
+    for name, value in sorted(config.items()):
+        try:
+            check({name: value})
+        except ConfigError as problem:
+            notes.append(f"the setting {name} of {whose} is omitted ({problem})")
+        else:
+            kept[name] = value
+    return kept
 
 
 def _import_group_offsets(metadata: ClusterMetadata, result: Import) -> None:

@@ -28,9 +28,6 @@ class OffsetRange(InputPartition):
     def size(self) -> int:
         return self.end - self.start
 
-    def __str__(self) -> str:
-        return f"{self.topic}-{self.partition} [{self.start}, {self.end})"
-
 
 class ClusterView(NamedTuple):
     """A view of the cluster at one time: topic ids, and the start and end offset of each partition."""

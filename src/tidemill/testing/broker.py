@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from tidemill.model.errors import ConfigError
+from tidemill.testing.child import last_lines, read_log
 from tidemill.testing.started import Started
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ TEST_CONFIG: dict[str, str] = {
 
 ALONE = "1"
 """The name of a single broker as an end of its links."""
-LOG_LINES_SHOWN = 20
 
 
 class BrokerFailed(RuntimeError):
@@ -73,7 +73,7 @@ class Broker(Started):
         _refuse_unknown(config or {})
         if links is not None or faults:
             _refuse_own_listeners(config or {}, port)
-        self.config = {**TEST_CONFIG, **{key: _text(value) for key, value in (config or {}).items()}}
+        self.config = {**TEST_CONFIG, **{key: setting_text(value) for key, value in (config or {}).items()}}
         self.port = port
         self.host = "127.0.0.1"
         self.metrics_port: int | None = None
@@ -132,9 +132,7 @@ class Broker(Started):
     @property
     def log(self) -> str:
         """The log of the broker, over all of its starts."""
-        with contextlib.suppress(OSError), open(self._log_path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-        return ""
+        return read_log(self._log_path)
 
     # Control
 
@@ -302,12 +300,12 @@ class Broker(Started):
             while not line.endswith(b"\n"):
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     raise BrokerFailed(
-                        f"the broker was not ready within {self._timeout_s:g} s{self._last_lines()}"
+                        f"the broker was not ready within {self._timeout_s:g} s{last_lines(self.log)}"
                     )
                 piece = os.read(descriptor, 4096)
                 if not piece:
                     code = self._process.wait() if self._process is not None else None
-                    raise BrokerFailed(f"the broker ended with exit code {code}{self._last_lines()}")
+                    raise BrokerFailed(f"the broker ended with exit code {code}{last_lines(self.log)}")
                 line += piece
         return line
 
@@ -325,7 +323,7 @@ class Broker(Started):
             process.kill()
             process.wait()
             raise BrokerFailed(
-                f"the broker did not stop within {self._timeout_s:g} s{self._last_lines()}"
+                f"the broker did not stop within {self._timeout_s:g} s{last_lines(self.log)}"
             ) from None
         finally:
             if process.stdin is not None:
@@ -335,15 +333,10 @@ class Broker(Started):
                 self._links.down()
         return code
 
-    def _last_lines(self) -> str:
-        lines = self.log.splitlines()[-LOG_LINES_SHOWN:]
-        return ":\n" + "\n".join(lines) if lines else ", and logged nothing"
 
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
+def setting_text(value: object) -> str:
+    """Returns the text of a setting's value, as the configuration has it: ``true`` for True."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _refuse_unknown(config: Mapping[str, Any]) -> None:

@@ -46,9 +46,7 @@ class Child:
     @property
     def log(self) -> str:
         """The standard error of the process, over all of its starts."""
-        with contextlib.suppress(OSError), open(self._log_path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-        return ""
+        return read_log(self._log_path)
 
     def start(self, arguments: Sequence[str] = ()) -> dict[str, Any]:
         """Starts the process. Returns the line that it writes once it serves."""
@@ -147,6 +145,17 @@ class Child:
         return found
 
     def _failure(self, problem: str) -> ChildFailed:
-        lines = self.log.splitlines()[-LOG_LINES_SHOWN:]
-        tail = ":\n" + "\n".join(lines) if lines else ", and logged nothing"
-        return ChildFailed(f"{self._module} {problem}{tail}")
+        return ChildFailed(f"{self._module} {problem}{last_lines(self.log)}")
+
+
+def read_log(path: str) -> str:
+    """Returns the log of a process; empty if there is none yet."""
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+    return ""
+
+
+def last_lines(log: str) -> str:
+    """Returns the end of a log, to be appended to the message of a failure."""
+    lines = log.splitlines()[-LOG_LINES_SHOWN:]
+    return ":\n" + "\n".join(lines) if lines else ", and logged nothing"

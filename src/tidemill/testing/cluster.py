@@ -220,10 +220,13 @@ class Cluster(Started):
         """Starts the store, and all brokers in parallel. Processes that run already are not touched."""
         if self.store is not None:
             self.store.start()
-        with ThreadPoolExecutor(len(self.brokers)) as pool:
-            for future in [pool.submit(broker.start) for broker in self.brokers.values()]:
-                future.result()
+        self._on_every_broker(Broker.start)
         return self
+
+    def _on_every_broker(self, action: Callable[[Broker], object]) -> None:
+        """Calls ``action`` with each broker, in parallel. Raises the error of the first that fails."""
+        with ThreadPoolExecutor(len(self.brokers)) as pool:
+            list(pool.map(action, self.brokers.values()))
 
     def mend(self, timeout_s: float = WAIT_S) -> Cluster:
         """Ends every fault: heals links, repairs disks, resumes and starts processes, and waits for recovery.
@@ -235,9 +238,7 @@ class Cluster(Started):
         if self.store is not None:
             self.store.start()
             self.store.resume()
-        with ThreadPoolExecutor(len(self.brokers)) as pool:
-            for future in [pool.submit(broker.mend) for broker in self.brokers.values()]:
-                future.result()
+        self._on_every_broker(Broker.mend)
 
         def is_recovered(admin: Admin) -> bool:
             if {broker.broker_id for broker in admin.describe_cluster().brokers} != self.brokers.keys():

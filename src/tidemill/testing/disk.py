@@ -23,13 +23,10 @@ from typing import Final
 
 GENERATION: Final = 0
 FREE_SPACE: Final = 8
-SYNC: Final = 16
-WRITE: Final = 24
-READ: Final = 32
+DELAYS: Final = 16
 PAGE_BYTES: Final = 4096
 UNLIMITED: Final = -1
 _INT64: Final = struct.Struct("=q")
-_FLOAT64: Final = struct.Struct("=d")
 _FREE_SPACE: Final = struct.Struct("=qq")
 _DELAYS: Final = struct.Struct("=ddd")
 
@@ -61,13 +58,12 @@ class DiskState:
 
     def delays(self) -> tuple[float, float, float]:
         """Returns the delays of a sync, a write and a read, in seconds."""
-        sync_s, write_s, read_s = _DELAYS.unpack_from(self._page, SYNC)
+        sync_s, write_s, read_s = _DELAYS.unpack_from(self._page, DELAYS)
         return sync_s, write_s, read_s
 
     def set_delays(self, sync_s: float, write_s: float, read_s: float) -> None:
         """Sets the delays."""
-        for position, seconds in ((SYNC, sync_s), (WRITE, write_s), (READ, read_s)):
-            _FLOAT64.pack_into(self._page, position, seconds)
+        _DELAYS.pack_into(self._page, DELAYS, sync_s, write_s, read_s)
 
 
 class Disk:

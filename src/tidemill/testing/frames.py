@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
@@ -21,6 +22,7 @@ from tidemill.wire.header import (
     encode_response,
     parse_request_header,
 )
+from tidemill.wire.primitives import read_uvarint
 
 UNKNOWN_KEY: Final = -1
 """API key of a frame that is not a valid request; it is forwarded."""
@@ -35,18 +37,17 @@ _MAGIC_POSITION: Final = 16
 _FORMAT_V2: Final = 2
 
 
+@dataclass
 class Rule:
     """An error for the next responses of an API: for all clients, or for those with a client id."""
 
-    def __init__(
-        self, api: ApiKey, code: ErrorCode, times: int, client_id: str | None, *, carried_out: bool
-    ) -> None:
-        self.api = api
-        self.code = code
-        self.left = times
-        self.client_id = client_id
-        self.carried_out = carried_out
-        """Whether the broker executes the request, and only its response carries an error."""
+    api: ApiKey
+    code: ErrorCode
+    left: int
+    """The number of responses still to be replaced."""
+    client_id: str | None
+    carried_out: bool = field(kw_only=True)
+    """Whether the broker executes the request, and only its response carries an error."""
 
     def applies_to(self, key: int, client_id: str | None) -> bool:
         """Returns whether the response to such a request is to be replaced."""
@@ -75,19 +76,17 @@ class Rules:
         return None if self._of_all is None else self._of_all.find(key, client_id)
 
 
+@dataclass(slots=True)
 class _PendingRequest:
     """A request whose response has not been sent yet."""
 
-    __slots__ = ("client_id", "is_rewritten", "key", "response", "version")
-
-    def __init__(self, key: int, version: int, client_id: str | None) -> None:
-        self.key = key
-        self.version = version
-        self.client_id = client_id
-        self.is_rewritten = False
-        """Whether a rule applied to the request, but no response can be built in the broker's place."""
-        self.response: bytes | None = None
-        """A response built here, with its size; it is sent after all responses before it."""
+    key: int
+    version: int
+    client_id: str | None
+    is_rewritten: bool = False
+    """Whether a rule applied to the request, but no response can be built in the broker's place."""
+    response: bytes | None = None
+    """A response built here, with its size; it is sent after all responses before it."""
 
 
 Partitions = dict[tuple[str, bytes], set[int]]
@@ -248,15 +247,10 @@ def _expects_no_response(header: RequestHeader, frame: bytes) -> bool:
     position = int(header.body_position)
     version = int(header.api_version)
     if version >= 9:
-        length = 0
-        shift = 0
-        while position < len(frame):
-            byte = frame[position]
-            position += 1
-            length |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
+        try:
+            length, position = read_uvarint(frame, position, len(frame))
+        except ProtocolError:
+            return False  # The broker reports the error.
         position += max(0, length - 1)
     elif version >= 3:
         length = int.from_bytes(frame[position : position + 2], "big", signed=True)

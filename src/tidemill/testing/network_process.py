@@ -345,9 +345,7 @@ class ProxyPort:
         while True:
             try:
                 sock, _ = self._socket.accept()
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError:
+            except OSError:  # BlockingIOError: every connection is accepted.
                 return
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._tasks.start(self._connect(sock))
@@ -407,9 +405,9 @@ class Network:
         return found
 
     def do(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Executes a command. Returns its response."""
-        found: dict[str, Any] = getattr(self, f"do_{command['do']}")(command)
-        return found
+        """Executes a command. Returns its response, which most commands leave empty."""
+        found: dict[str, Any] | None = getattr(self, f"do_{command['do']}")(command)
+        return found or {}
 
     def do_open(self, command: dict[str, Any]) -> dict[str, Any]:
         """Opens a port."""
@@ -417,37 +415,32 @@ class Network:
         self.ports[port.number] = port
         return {"port": port.number}
 
-    def do_lead(self, command: dict[str, Any]) -> dict[str, Any]:
+    def do_lead(self, command: dict[str, Any]) -> None:
         """Sets the destination of a port."""
         self.ports[command["port"]].lead(command["host"], command["to"])
-        return {}
 
-    def do_listen(self, command: dict[str, Any]) -> dict[str, Any]:
+    def do_listen(self, command: dict[str, Any]) -> None:
         """Makes a port accept connections."""
         self.ports[command["port"]].listen()
-        return {}
 
-    def do_refuse(self, command: dict[str, Any]) -> dict[str, Any]:
+    def do_refuse(self, command: dict[str, Any]) -> None:
         """Makes a port refuse connections."""
         self.ports[command["port"]].refuse()
-        return {}
 
-    def do_cut(self, command: dict[str, Any]) -> dict[str, Any]:
+    def do_cut(self, command: dict[str, Any]) -> None:
         """Cuts the links between two ends."""
         ends = frozenset(command["ends"])
         self.cuts[ends] = command["how"]
         for pair in self._between(ends):
             pair.cut(command["how"])
-        return {}
 
-    def do_heal(self, command: dict[str, Any]) -> dict[str, Any]:
+    def do_heal(self, command: dict[str, Any]) -> None:
         """Ends a cut, or all of them."""
         healed = [frozenset(command["ends"])] if command.get("ends") else list(self.cuts)
         for ends in healed:
             self.cuts.pop(ends, None)
             for pair in self._between(ends):
                 pair.heal()
-        return {}
 
     def _between(self, ends: Ends) -> list[ProxiedConnection]:
         return [pair for port in self.ports.values() for pair in list(port.pairs) if pair.ends == ends]
@@ -468,14 +461,13 @@ class Network:
         rule = self.rules_of(command["target"]).rules.get(command["rule"])
         return {"left": rule.left if rule is not None else 0}
 
-    def do_forget(self, command: dict[str, Any]) -> dict[str, Any]:
+    def do_forget(self, command: dict[str, Any]) -> None:
         """Removes a rule, or all rules of a broker."""
         rules = self.rules_of(command["target"]).rules
         if command.get("rule") is None:
             rules.clear()
         else:
             rules.pop(command["rule"], None)
-        return {}
 
 
 async def serve() -> None:

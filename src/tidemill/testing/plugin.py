@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -106,7 +107,7 @@ def tidemill_topics(
     """Creates topics on the session's broker: ``make(partitions=1, **config) -> name``."""
     from tidemill.testing.topics import TopicMaker
 
-    with TopicMaker(tidemill_session_broker.bootstrap, request.node.name) as maker:
+    with closing(TopicMaker(tidemill_session_broker.bootstrap, request.node.name)) as maker:
         yield maker.make
 
 

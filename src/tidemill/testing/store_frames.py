@@ -63,7 +63,6 @@ class Code(IntEnum):
 
     OK = 0
     RUNTIME_INCONSISTENCY = -2
-    MARSHALLING_ERROR = -5
     UNIMPLEMENTED = -6
     BAD_ARGUMENTS = -8
     NO_NODE = -101

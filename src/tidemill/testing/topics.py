@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from types import TracebackType
 
 from tidemill.client import Admin
 from tidemill.model.errors import KafkaError
+from tidemill.testing.broker import setting_text
 
 _NUMBERS = itertools.count(1)
 NAME_LENGTH_MAX = 200
@@ -25,7 +25,7 @@ class TopicMaker:
     def make(self, partitions: int = 1, **config: object) -> str:
         """Creates a topic. Returns its name. Topic keys are given with underscores: ``retention_ms=-1``."""
         name = f"{self._stem}-{next(_NUMBERS)}"
-        configs = {key.replace("_", "."): _text(value) for key, value in config.items()}
+        configs = {key.replace("_", "."): setting_text(value) for key, value in config.items()}
         self._admin.create_topic(name, partitions, 1, configs=configs)
         self._made.append(name)
         return name
@@ -36,15 +36,3 @@ class TopicMaker:
             if self._made:
                 self._admin.delete_topics(self._made)
         self._admin.close()
-
-    def __enter__(self) -> TopicMaker:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Self
 
 from tidemill.server.zookeeper_jars import JAVA_OPTIONS, MEMBER, SERVER, class_path, serves
+from tidemill.testing.child import last_lines, read_log
 from tidemill.testing.started import Started
 
-LOG_LINES_SHOWN = 20
 PORTS_TRIED_MAX = 5
 
 # The server ends when this process ends, for whatever reason: its standard input is closed then.
@@ -61,9 +61,7 @@ class ZooKeeper(Started):
     @property
     def log(self) -> str:
         """The output of the server, over all of its starts."""
-        with contextlib.suppress(OSError):
-            return Path(self.directory, "log").read_text(errors="replace")
-        return ""
+        return read_log(f"{self.directory}/log")
 
     def start(self) -> Self:
         """Starts the server and waits until it serves. Keeps the port of an earlier start.
@@ -85,8 +83,7 @@ class ZooKeeper(Started):
             raise self._failure()
 
     def _failure(self) -> ZooKeeperFailed:
-        last = "\n".join(self.log.splitlines()[-LOG_LINES_SHOWN:])
-        return ZooKeeperFailed(f"ZooKeeper did not start within {self._timeout_s:g} s:\n{last}")
+        return ZooKeeperFailed(f"ZooKeeper did not start within {self._timeout_s:g} s{last_lines(self.log)}")
 
     def kill(self) -> None:
         """Kills the process, to simulate a crash."""

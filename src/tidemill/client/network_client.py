@@ -472,17 +472,16 @@ class NetworkClient:
                 self._note_outage(problem)
                 self.back_off(problem, deadline)
 
-    def find_coordinator(self, key: str, deadline: float, key_type: int = 0) -> int:
-        """Returns the node id of the coordinator of a group (``key_type`` 1: of a transactional id)."""
-        what = "group" if key_type == 0 else "transactional id"
+    def find_coordinator(self, group: str, deadline: float) -> int:
+        """Returns the node id of the coordinator of a group."""
         while True:
             connection = self.any_connection(deadline)
             version = connection.version(ApiKey.FIND_COORDINATOR)
-            request = FindCoordinatorRequest(key_type=key_type if version >= 1 else 0)
+            request = FindCoordinatorRequest()
             if version >= 4:
-                request.coordinator_keys = [key]
+                request.coordinator_keys = [group]
             else:
-                request.key = key
+                request.key = group
             try:
                 response = connection.call(
                     ApiKey.FIND_COORDINATOR,
@@ -507,7 +506,7 @@ class NetworkClient:
                     return int(found.node_id)
                 failure: ClientError = error_for(
                     found.error_code,
-                    f"find the coordinator of {what} {key!r}",
+                    f"find the coordinator of group {group!r}",
                     detail=found.error_message,
                     broker=connection.address,
                 )
@@ -515,8 +514,7 @@ class NetworkClient:
                 failure = problem
             if not failure.retriable:
                 raise failure
-            if key_type == 0:
-                self.coordinator_warnings.failed(key, failure)
+            self.coordinator_warnings.failed(group, failure)
             self.back_off(failure, deadline)
 
     # -- reported waits -----------------------------------------------------------------------------------

@@ -168,13 +168,11 @@ class SubscriptionState:
         self.position_of(item).request_reset(timestamp)
         self._drop_progress(item)
 
-    def record_error(
-        self, item: TopicPartition, error_name: str, reason: str, since: float | None = None
-    ) -> None:
+    def record_error(self, item: TopicPartition, error_name: str, reason: str) -> None:
         """Records that a partition cannot be read; no-op if it is not assigned."""
         position = self.positions.get(item)
         if position is not None:
-            position.record_error(error_name, reason, since)
+            position.record_error(error_name, reason)
 
     def _drop_progress(self, item: TopicPartition) -> None:
         """Drops the progress of the user in the records of a partition."""

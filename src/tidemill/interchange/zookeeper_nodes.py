@@ -198,7 +198,7 @@ def _topic(nodes: Nodes, name: str) -> TopicEntry:
     return topic
 
 
-def to_nodes(metadata: ClusterMetadata, *, controller_epoch: int = 0) -> Nodes:
+def to_nodes(metadata: ClusterMetadata) -> Nodes:
     """Converts metadata to nodes, parents before their children."""
     nodes: Nodes = {"/cluster": b"", CLUSTER_ID: ClusterIdNode.encode(metadata.cluster_id)}
     nodes |= {"/brokers": b"", TOPICS: b"", "/config": b"", "/config/topics": b"", "/config/brokers": b""}
@@ -211,7 +211,7 @@ def to_nodes(metadata: ClusterMetadata, *, controller_epoch: int = 0) -> Nodes:
         for number, entry in sorted(topic.partitions.items()):
             nodes[PartitionStateNode.parent(name, number)] = b""
             state = LeaderIsrAndControllerEpoch(
-                entry.leader, entry.leader_epoch, list(entry.isr), controller_epoch
+                entry.leader, entry.leader_epoch, list(entry.isr), controller_epoch=0
             )
             nodes[PartitionStateNode.path(name, number)] = PartitionStateNode.encode(state)
     for name, config in sorted(metadata.broker_configs.items()):

@@ -23,7 +23,6 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import TidemillError
-from tidemill.model.system_interfaces import Files
 from tidemill.pipeline.connect import open_cluster
 from tidemill.pipeline.jobs.earlier_loads import check_same_schema, check_same_topics
 from tidemill.pipeline.jobs.file_sink_migration import migrate
@@ -147,13 +146,13 @@ def load(
 
 
 @contextmanager
-def locked_table(job: LoadJob, files: Files | None = None) -> Iterator[TableFolder]:
+def locked_table(job: LoadJob) -> Iterator[TableFolder]:
     """Locks the folder of a load's output for a run, and recovers it after a kill.
 
     Raises UnderWay while another process loads into it, ConfigError for an output and a checkpoint that do
     not belong together.
     """
-    files = files or SystemFiles()
+    files = SystemFiles()
     output, checkpoint = local_path(job.output), local_path(job.checkpoint)
     table = open_table(files, output, checkpoint)
     try:

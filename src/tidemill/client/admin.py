@@ -1023,7 +1023,7 @@ class Admin:
             return ClusterDescription(response.cluster_id, response.controller_id, sorted(brokers))
         metadata = self._network_client
         metadata.refresh(deadline)
-        brokers = [BrokerDescription(*node) for node in metadata.nodes.values()]
+        brokers = [BrokerDescription(n.node_id, n.host, n.port, n.rack) for n in metadata.nodes.values()]
         return ClusterDescription(metadata.cluster_id, metadata.controller_id, sorted(brokers))
 
     def brokers_without_store(self, timeout: float | None = None) -> dict[int, float]:

@@ -77,7 +77,8 @@ def test_a_lookup_finds_the_last_entry_at_or_before_the_offset(
     for tried in (made, fresh):
         assert tried.lookup(BASE + probe) == max((p for o, p in model if o <= BASE + probe), default=0)
         assert tried.position_floor(probe * 10) == max((p for o, p in model if p <= probe * 10), default=0)
-        assert [tried.entry(slot) for slot in range(tried.entries)] == model
+        columns = [tried.columns(slot) for slot in range(tried.entries)]
+        assert [(BASE + offset, position) for offset, position in columns] == model
 
 
 def test_trailing_zeros_are_not_entries(index: MakeIndex) -> None:
@@ -163,7 +164,7 @@ def test_a_damaged_index_is_reported_with_its_cause(
 def test_the_time_index_accepts_increasing_timestamps_only(time_index: TimeIndex) -> None:
     for timestamp, offset in ((50, 1), (40, 2), (50, 3), (60, 4)):
         time_index.append(timestamp, BASE + offset)
-    assert [time_index.entry(slot) for slot in range(time_index.entries)] == [(50, BASE + 1), (60, BASE + 4)]
+    assert [time_index.columns(slot) for slot in range(time_index.entries)] == [(50, 1), (60, 4)]
     assert [time_index.lookup(probe) - BASE for probe in (49, 50, 59, 60, 99)] == [0, 1, 1, 4, 4]
     assert (time_index.last_timestamp(), time_index.last_offset()) == (60, BASE + 4)
 

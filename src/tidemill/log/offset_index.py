@@ -63,10 +63,12 @@ class OffsetIndex(SparseIndex):
     def _position_before(self, slot: i64) -> i64:
         return 0 if slot == 0 else i64(read_i32_be(self._entry(slot - 1), 4))
 
-    def entry(self, slot: i64) -> tuple[i64, i64]:
-        """Entry ``slot`` as (offset, position)."""
+    def columns(self, slot: i64) -> tuple[i64, i64]:
+        """Relative offset and position: see :meth:`SparseIndex.columns`."""
+        if slot < 0:
+            return -1, 0
         data = self._entry(slot)
-        return self.base_offset + i64(read_i32_be(data, 0)), i64(read_i32_be(data, 4))
+        return i64(read_i32_be(data, 0)), i64(read_i32_be(data, 4))
 
     def truncate_to(self, position: i64) -> None:
         """Removes the entries of batches that begin at ``position`` or later."""
@@ -75,13 +77,10 @@ class OffsetIndex(SparseIndex):
 
     def _growing(self) -> i64:
         """See :meth:`SparseIndex._growing`."""
-        offset_before: i64 = -1
-        position_before: i64 = 0
+        offset_before, position_before = self.columns(-1)
         slot: i64 = 0
         while slot < self.entries:
-            data = self._entry(slot)
-            offset: i64 = i64(read_i32_be(data, 0))
-            position: i64 = i64(read_i32_be(data, 4))
+            offset, position = self.columns(slot)
             if offset <= offset_before or position <= position_before:
                 break
             offset_before = offset
@@ -89,25 +88,9 @@ class OffsetIndex(SparseIndex):
             slot += 1
         return slot
 
-    def damage(self, log_bytes: i64) -> str:
-        """Describes the damage to the entries, for a log file of ``log_bytes``; empty if there is none."""
-        misfit = self._misfit()
-        if misfit:
-            return misfit
-        self.load()
-        slot: i64 = self._growing()
-        offset_before: i64 = -1
-        position_before: i64 = 0
-        if slot > 0:
-            data = self._entry(slot - 1)
-            offset_before = i64(read_i32_be(data, 0))
-            position_before = i64(read_i32_be(data, 4))
-        if slot < self.entries:
-            data = self._entry(slot)
-            return (
-                f"entry {slot} ({read_i32_be(data, 0)}, {read_i32_be(data, 4)}) does not follow "
-                f"({offset_before}, {position_before})"
-            )
-        if position_before > 0 and position_before >= log_bytes:
-            return f"its last entry points to byte {position_before}, but the log has {log_bytes}"
+    def _end_damage(self, end: i64) -> str:
+        """See :meth:`SparseIndex._end_damage`; ``end`` is the size of the log file."""
+        position: i64 = self.last_position()
+        if position > 0 and position >= end:
+            return f"its last entry points to byte {position}, but the log has {end}"
         return ""

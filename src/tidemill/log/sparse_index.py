@@ -235,14 +235,29 @@ class SparseIndex:
         """The number of entries from the first on that grow."""
         raise NotImplementedError
 
-    def _misfit(self) -> str:
-        """Describes why the file is no index of this kind; empty if it may be one."""
+    def damage(self, end: i64) -> str:
+        """Describes the damage to the file and its entries; empty if there is none.
+
+        ``end`` is the end of the segment, in the units of the second column.
+        """
         if not self.files.exists(self.path):
             return "the file is missing"
         size: i64 = self.files.size(self.path)
         if size % self.entry_bytes != 0:
             return f"its size {size} is not a multiple of {self.entry_bytes}"
-        return ""
+        self.load()
+        slot: i64 = self._growing()
+        if slot < self.entries:
+            return f"entry {slot} {self.columns(slot)} does not follow {self.columns(slot - 1)}"
+        return self._end_damage(end)
+
+    def columns(self, slot: i64) -> tuple[i64, i64]:
+        """Both columns of entry ``slot``; of slot -1 the values that the first entry has to follow."""
+        raise NotImplementedError
+
+    def _end_damage(self, end: i64) -> str:
+        """Describes the damage to entries that grow: the last one is beyond ``end``. Else empty."""
+        raise NotImplementedError
 
     def _truncate_entries(self, entries: i64) -> None:
         position: i64 = entries * self.entry_bytes

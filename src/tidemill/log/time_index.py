@@ -89,10 +89,12 @@ class TimeIndex(SparseIndex):
             return self.base_offset
         return self.base_offset + i64(read_i32_be(self._entry(low - 1), 8))
 
-    def entry(self, slot: i64) -> tuple[i64, i64]:
-        """Entry ``slot`` as (timestamp, offset)."""
+    def columns(self, slot: i64) -> tuple[i64, i64]:
+        """Timestamp and relative offset: see :meth:`SparseIndex.columns`."""
+        if slot < 0:
+            return -1, -1
         data = self._entry(slot)
-        return read_i64_be(data, 0), self.base_offset + i64(read_i32_be(data, 8))
+        return read_i64_be(data, 0), i64(read_i32_be(data, 8))
 
     def truncate_to(self, offset: i64) -> None:
         """Removes the entries with offsets of at least ``offset``."""
@@ -107,13 +109,10 @@ class TimeIndex(SparseIndex):
 
     def _growing(self) -> i64:
         """See :meth:`SparseIndex._growing`; neighbours may have equal offsets."""
-        timestamp_before: i64 = -1
-        offset_before: i64 = -1
+        timestamp_before, offset_before = self.columns(-1)
         slot: i64 = 0
         while slot < self.entries:
-            data = self._entry(slot)
-            timestamp: i64 = read_i64_be(data, 0)
-            offset: i64 = i64(read_i32_be(data, 8))
+            timestamp, offset = self.columns(slot)
             if timestamp <= timestamp_before or offset < offset_before or offset < 0:
                 break
             timestamp_before = timestamp
@@ -121,28 +120,8 @@ class TimeIndex(SparseIndex):
             slot += 1
         return slot
 
-    def damage(self, offset_end: i64) -> str:
-        """Describes damage to the entries, for a segment that ends before ``offset_end``; else empty."""
-        misfit = self._misfit()
-        if misfit:
-            return misfit
-        self.load()
-        slot: i64 = self._growing()
-        timestamp_before: i64 = -1
-        offset_before: i64 = -1
-        if slot > 0:
-            data = self._entry(slot - 1)
-            timestamp_before = read_i64_be(data, 0)
-            offset_before = i64(read_i32_be(data, 8))
-        if slot < self.entries:
-            data = self._entry(slot)
-            return (
-                f"entry {slot} ({read_i64_be(data, 0)}, {read_i32_be(data, 8)}) does not follow "
-                f"({timestamp_before}, {offset_before})"
-            )
-        if self.entries > 0 and self.base_offset + offset_before >= offset_end:
-            return (
-                f"its last entry has offset {self.base_offset + offset_before}, "
-                f"but the segment ends at {offset_end}"
-            )
+    def _end_damage(self, end: i64) -> str:
+        """See :meth:`SparseIndex._end_damage`; ``end`` is the offset after the segment."""
+        if self.entries > 0 and self.last_offset() >= end:
+            return f"its last entry has offset {self.last_offset()}, but the segment ends at {end}"
         return ""

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from log_stage import NOW, MakeBatch, MakeLog
 
+from tidemill.log.log import Log
 from tidemill.log.producer_state_manager import ProducerStateManager, decode_snapshot
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
+from tidemill.model.event_loop_slices import run_at_once
 from tidemill.records.batch import SEQUENCE_MAX, Batch, parse_batch
 from tidemill.records.builder import build_end_marker
 from tidemill.records.checksum import crc32c
@@ -22,6 +24,13 @@ def produced(
     batch: MakeBatch, sequence: int, count: int = 1, epoch: int = 0, producer: int = 42, **options: Any
 ) -> Batch:
     return batch(count, producer_id=producer, producer_epoch=epoch, base_sequence=sequence, **options)
+
+
+def expired(log: Log, now_ms: int) -> int:
+    """Removes the producers that were idle for a second. Returns their number."""
+    before = len(log.producer_state.entries)
+    run_at_once(log.producer_state.remove_expired_in_slices(now_ms, 1000))
+    return before - len(log.producer_state.entries)
 
 
 def test_a_retried_batch_gets_its_original_offset(log_of: MakeLog, batch: MakeBatch) -> None:
@@ -160,8 +169,8 @@ def test_inactive_producers_expire_by_their_last_activity(log_of: MakeLog, batch
     log = log_of()
     log.append(batch(1, timestamp=1000, producer_id=1, producer_epoch=0, base_sequence=0), 0, NOW)
     log.append(produced(batch, 0, producer=2), 0, NOW + 500)
-    assert log.producer_state.remove_expired_producers(NOW + 999, 1000) == 0
-    assert log.producer_state.remove_expired_producers(NOW + 1000, 1000) == 1
+    assert expired(log, NOW + 999) == 0
+    assert expired(log, NOW + 1000) == 1
     assert list(log.producer_state.entries) == [2]
 
 
@@ -172,7 +181,7 @@ def test_a_producer_with_an_open_transaction_never_expires(log_of: MakeLog, batc
         log.append(batch(1, **options), 0, NOW)
     marker = build_end_marker(True, NOW, 2, 0, 0, base_offset=2, leader_epoch=0)
     log.append_copied(marker, NOW)
-    assert log.producer_state.remove_expired_producers(NOW + 1_000_000, 1000) == 1
+    assert expired(log, NOW + 1_000_000) == 1
     assert list(log.producer_state.entries) == [1]
     assert log.last_stable_offset(log.end_offset) == 0
 
@@ -183,11 +192,11 @@ def test_a_restart_resets_the_expiration_of_inactive_producers(log_of: MakeLog, 
     log.close(NOW)
     again = log_of(clean=True, now_ms=NOW + 5000)
     assert again.producer_state.snapshot_offset == 1
-    assert again.producer_state.remove_expired_producers(NOW + 5999, 1000) == 0
+    assert expired(again, NOW + 5999) == 0
     assert again.append(
         batch(1, timestamp=1000, producer_id=1, producer_epoch=0, base_sequence=0), 0, NOW
     ).duplicate
-    assert again.producer_state.remove_expired_producers(NOW + 6000, 1000) == 1
+    assert expired(again, NOW + 6000) == 1
 
 
 def test_truncation_restores_the_earlier_producer_state(log_of: MakeLog, batch: MakeBatch) -> None:

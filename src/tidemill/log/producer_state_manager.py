@@ -285,34 +285,24 @@ class ProducerStateManager:
         entry.coordinator_epoch = marker.coordinator_epoch
         entry.last_timestamp = timestamp
 
-    def remove_expired_producers(self, now_ms: i64, expiration_ms: i64) -> int:
-        """Removes producers without open transaction that were idle for ``expiration_ms``. Returns their
-        number.
+    def remove_expired_in_slices(self, now_ms: int, expiration_ms: int) -> Generator[None, None, None]:
+        """Removes producers without open transaction that were idle for ``expiration_ms``.
 
         The time counts from when this broker last saw a batch, not from record timestamps: otherwise a
-        producer of old records would expire at once, and its retries would be stored twice.
-        """
-        return self._remove_expired(list(self.entries), now_ms, expiration_ms)
-
-    def remove_expired_in_slices(self, now_ms: int, expiration_ms: int) -> Generator[None, None, None]:
-        """Same as :meth:`remove_expired_producers`, with a pause after many producers.
-
-        A client can add any number of producers: a partition keeps each new producer id.
+        producer of old records would expire at once, and its retries would be stored twice. Pauses after many
+        producers: a client can add any number of them, because a partition keeps each new producer id.
         """
         for producer_ids in slices_of(list(self.entries), ITEMS_PER_SLICE):
             self._remove_expired(producer_ids, now_ms, expiration_ms)
             yield
 
-    def _remove_expired(self, producer_ids: Sequence[int], now_ms: i64, expiration_ms: i64) -> int:
-        removed = 0
+    def _remove_expired(self, producer_ids: Sequence[int], now_ms: i64, expiration_ms: i64) -> None:
         for producer_id in producer_ids:
             entry = self.entries.get(producer_id)
             if entry is None or entry.transaction_first_offset >= 0:
                 continue
             if now_ms - max(entry.last_timestamp, entry.seen_ms) >= expiration_ms:
                 del self.entries[producer_id]
-                removed += 1
-        return removed
 
     def forget(self) -> None:
         """Clears the state before it is read again."""

@@ -398,7 +398,7 @@ def test_a_stop_handles_a_concurrent_failed_swap(tmp_path: Path, monkeypatch: py
 def test_old_segments_are_renamed_and_removed_after_file_delete_delay_ms(stage: Stage) -> None:
     stage.log()
     assert stage.clean()
-    paths = stage.logs.due_removals(2 * SystemClock().wall_ms())
+    paths = stage.logs.removals.pop_due(2 * SystemClock().wall_ms())
     assert sorted({Path(path).name.partition(".")[2] for path in paths}) == [
         "index.deleted",
         "log.deleted",

@@ -195,8 +195,8 @@ def test_truncated_segments_of_a_follower_stay_for_file_delete_delay_ms(stage: S
     mine.apply_state(NODE, 1, REPLICAS, REPLICAS, partition_epoch=-1, now_ms=0)
     stage.run(lambda: stage.following.add_partition(mine))
     stage.bench.until(lambda: mine.log.end_offset == 1)
-    assert stage.logs.logs.due_removals(clock.wall_ms()) == []
-    assert stage.logs.logs.due_removals(clock.wall_ms() + stage.logs.config.file_delete_delay_ms)
+    assert stage.logs.logs.removals.pop_due(clock.wall_ms()) == []
+    assert stage.logs.logs.removals.pop_due(clock.wall_ms() + stage.logs.config.file_delete_delay_ms)
 
 
 def test_a_broken_connection_is_opened_again(stage: Stage) -> None:

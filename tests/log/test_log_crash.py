@@ -519,7 +519,7 @@ def test_a_disk_that_is_full_at_startup_serves_reads_and_deletions(is_clean: boo
     assert values(log) == written
     log.set_config(config(retention_bytes=1))
     manager.cleanup_logs(NOW, {KEY: int(log.end_offset)})
-    assert manager.remove_paths(manager.due_removals(NOW + log.config.file_delete_delay_ms)) == []
+    assert manager.remove_paths(manager.removals.pop_due(NOW + log.config.file_delete_delay_ms)) == []
     assert files.free_bytes("/") > 0
 
 

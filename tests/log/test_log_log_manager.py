@@ -153,8 +153,8 @@ def test_a_deleted_partition_is_renamed_at_once_and_removed_later(tmp_path: Path
     assert manager.delete(key, NOW)
     assert manager.get(key) is None
     (renamed,) = tmp_path.glob("t-0.*-delete")
-    assert manager.due_removals(NOW + 499) == []
-    due = manager.due_removals(NOW + 500)
+    assert manager.removals.pop_due(NOW + 499) == []
+    due = manager.removals.pop_due(NOW + 500)
     assert due == [str(renamed)]
     assert manager.remove_paths(due) == []
     assert not renamed.exists()

@@ -107,7 +107,7 @@ def test_retention_frees_space_on_a_completely_full_disk(settings: dict[str, int
     for minute in range(1, 3):
         now_ms = NOW + minute * 60_000
         manager.cleanup_logs(now_ms, {PARTITION: end})
-        assert manager.remove_paths(manager.due_removals(now_ms)) == []
+        assert manager.remove_paths(manager.removals.pop_due(now_ms)) == []
         names = files.list(log.directory)
         assert sum(name.endswith(".log") for name in names) == len(log.segments) <= 3
     assert log.append(batch(1, value=bytes(1000)), 0, NOW).base_offset == end

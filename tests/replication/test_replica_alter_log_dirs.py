@@ -163,7 +163,7 @@ async def test_a_partition_moves_during_writes_and_reads() -> None:
         count = int(stage.log.end_offset)
         assert count > 105
         check_whole(stage, B, count)
-        assert [path for path in stage.logs.due_removals(1 << 62) if path.startswith(f"{A}/t-0.")]
+        assert [path for path in stage.logs.removals.pop_due(1 << 62) if path.startswith(f"{A}/t-0.")]
         await stage.stop()
         again = Stage(stage.files)
         assert again.logs.recovered_bytes == 0

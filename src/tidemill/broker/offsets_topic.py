@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tidemill.broker.auto_topic_creation import create_missing_topics
 from tidemill.coordination.topic_image import OFFSETS_TOPIC
 from tidemill.groups.coordinator_interfaces import CoordinatorEndpoint
-from tidemill.log.errors import storage_error
+from tidemill.log.errors import StorageErrors
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
 from tidemill.records.batch import parse_batch
@@ -89,10 +89,8 @@ class PartitionOffsetsLog:
 def _reporting_storage_errors(partition: Partition) -> Iterator[None]:
     """Reports storage errors, as Produce and Fetch do, so that other brokers become leaders."""
     try:
-        try:
+        with StorageErrors("read", partition.log.directory):
             yield
-        except OSError as problem:
-            raise storage_error("read", partition.log.directory, problem) from problem
     except KafkaError as error:
         if error.code == ErrorCode.KAFKA_STORAGE_ERROR:
             partition.events.on_storage_error(partition, error)

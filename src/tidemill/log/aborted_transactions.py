@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from operator import attrgetter
 from typing import Final
 
-from tidemill.log.errors import storage_error
+from tidemill.log.errors import StorageErrors
 from tidemill.log.file_names import DELETED
 from tidemill.log.log import Log
 from tidemill.log.log_segment import LogRange, LogSegment
@@ -68,10 +68,8 @@ class AbortedTransactions:
         transactions = known.transactions
         if not transactions:
             return []
-        try:
+        with StorageErrors("read the index of", of.directory):
             return self._select(of, transactions, offset, int(found.position + found.size))
-        except OSError as problem:
-            raise storage_error("read the index of", of.directory, problem) from problem
 
     @staticmethod
     def _select(of: Log, transactions: list[Aborted], offset: int, end: int) -> list[tuple[int, int]]:
@@ -109,11 +107,9 @@ class AbortedTransactions:
         read: dict[LogSegment, list[Aborted]] = {}
         for segment in of.segments:
             path = segment.transaction_index_path
-            try:
+            with StorageErrors("read", path):
                 found = before.get(segment)
                 read[segment] = decode_all(self._index(path, segment)) if found is None else found
-            except OSError as problem:
-                raise storage_error("read", path, problem) from problem
         known.segments, known.by_segment, known.changes = list(read), read, changes
         known.transactions = [one for found in read.values() for one in found]
 

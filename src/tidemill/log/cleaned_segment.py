@@ -70,8 +70,8 @@ class CleanedSegment:
         self._write()
         segment.close_indexes()
         segment.file().sync()
-        self._sync(segment.index.path)
-        self._sync(segment.time_index.path)
+        segment.index.sync()
+        segment.time_index.sync()
         if aborted:
             path = f"{self._directory}/{offset_name(self._base, TRANSACTION_INDEX)}{CLEANED}"
             with self._files.open(path, create=True) as file:
@@ -79,10 +79,6 @@ class CleanedSegment:
                 file.sync()
         segment.close_handlers()
         self._files.set_modified(segment.path, modified_ms)
-
-    def _sync(self, path: str) -> None:
-        with self._files.open(path) as file:
-            file.sync()
 
     def discard(self) -> None:
         """Removes the files of the new segment."""

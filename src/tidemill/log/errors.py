@@ -56,6 +56,21 @@ def storage_error(doing: str, path: str, problem: OSError) -> StorageError:
     return error
 
 
+class StorageErrors:
+    """A context in which an OSError becomes the storage error of an operation: see :func:`storage_error`."""
+
+    def __init__(self, doing: str, path: str) -> None:
+        self.doing = doing
+        self.path = path
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: object, problem: object, traceback: object) -> None:
+        if isinstance(problem, OSError):
+            raise storage_error(self.doing, self.path, problem) from problem
+
+
 def is_disk_full(problem: OSError) -> bool:
     """Whether there was no space for a write."""
     return problem.errno in (errno.ENOSPC, errno.EDQUOT)

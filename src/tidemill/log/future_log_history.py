@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidemill.log.errors import storage_error
+from tidemill.log.errors import StorageErrors
 from tidemill.log.log import Log
 from tidemill.records.batch import ATTRIBUTES, CURRENT_MAGIC, MAGIC
 
@@ -40,11 +40,6 @@ def truncate_to_common_end(copy: Log, partition: Log, now_ms: int) -> None:
             and _bytes_before(copy, partition, copy) == _bytes_before(copy, partition, partition)
         ):
             return
-    restart_future_log(copy, partition, now_ms)
-
-
-def restart_future_log(copy: Log, partition: Log, now_ms: int) -> None:
-    """Empties ``copy``; its new start is that of ``partition``. Raises StorageError."""
     copy.truncate_fully_and_start_at(partition.start_offset, now_ms)
 
 
@@ -68,10 +63,8 @@ def _bytes_before(copy: Log, partition: Log, log: Log) -> int:
     """The size in ``log``, one of the two, of the batches from the partition's start to the copy's end."""
     start, end = partition.start_offset, copy.end_offset
     first, last = int(log.segment_list.at(start)), int(log.segment_list.at(end))
-    try:
+    with StorageErrors("read", log.directory):
         count = log.segments[last].translate_offset(end) - log.segments[first].translate_offset(start)
-    except OSError as problem:
-        raise storage_error("read", log.directory, problem) from problem
     return int(count) + sum(int(one.size) for one in log.segments[first:last])
 
 
@@ -80,7 +73,5 @@ def _header_at(log: Log, offset: int) -> bytes:
     found = log.read(offset, 1, log.end_offset, True)
     if found is None:
         return b""
-    try:
+    with StorageErrors("read", log.directory):
         return found.file.read_at(found.position, COMPARED_BYTES)
-    except OSError as problem:
-        raise storage_error("read", log.directory, problem) from problem

@@ -28,7 +28,7 @@ from mypy_extensions import i32, i64, mypyc_attr
 
 from tidemill.log.delayed_file_removal import DelayedFileRemoval
 from tidemill.log.durability import Durability
-from tidemill.log.errors import OffsetOutOfRange, storage_error
+from tidemill.log.errors import OffsetOutOfRange, StorageErrors, storage_error
 from tidemill.log.flush_job import FlushJob
 from tidemill.log.leader_epoch_file_cache import LeaderEpochFileCache
 from tidemill.log.log_config import LogConfig
@@ -421,10 +421,8 @@ class Log:
             return state.check(batch)
 
     def _reload_batches(self, producer_id: i64) -> bool:
-        try:
+        with StorageErrors("read", self.directory):
             return recall_batches(self.segment_list.all, self.producer_state, producer_id)
-        except OSError as problem:
-            raise storage_error("read", self.directory, problem) from problem
 
     def _record_abort(self, segment: LogSegment, batch: Batch, offset: i64) -> EndTransactionMarker | None:
         """Returns the marker in a control batch to be appended at ``offset``, and records an abort in the
@@ -438,10 +436,8 @@ class Log:
         aborted = self.producer_state.aborted_by(batch.producer_id, marker, offset)
         if aborted is not None:
             path = segment.transaction_index_path
-            try:
+            with StorageErrors("append to", path):
                 append_entry(self.segment_list.files, path, aborted)
-            except OSError as problem:
-                raise storage_error("append to", path, problem) from problem
             self.aborts_recorded += 1
             self.segment_list.has_aborts = True
             self.segment_list.names_changed += 1
@@ -484,10 +480,8 @@ class Log:
         self._leader_epoch = leader_epoch
 
     def _save_epochs(self) -> None:
-        try:
+        with StorageErrors("write", self.leader_epochs.path):
             self.leader_epochs.save_changed()
-        except OSError as problem:
-            raise storage_error("write", self.leader_epochs.path, problem) from problem
 
     # Rolling
 
@@ -500,11 +494,9 @@ class Log:
         old = segments.active
         if old.base_offset == self.end_offset:
             if old.size == 0:
-                try:
+                with StorageErrors("empty the indexes of", old.path):
                     old.index.create()
                     old.time_index.create()
-                except OSError as problem:
-                    raise storage_error("empty the indexes of", old.path, problem) from problem
                 return
             raise KafkaError(
                 f"{self.topic_partition}: segment {old.path} holds records but ends at its base offset"
@@ -603,28 +595,22 @@ class Log:
 
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
         """(timestamp in ms, offset) of the first record at or after ``timestamp``; None if there is none."""
-        try:
+        with StorageErrors("read", self.directory):
             return first_at(
                 self.segment_list.all, timestamp, int(self.start_offset), self.config.unpacked_bytes_max
             )
-        except OSError as problem:
-            raise storage_error("read", self.directory, problem) from problem
 
     def segment_starts(self, now_ms: int) -> list[tuple[int, int]]:
         """(first offset, last write in ms) of every segment. The log end offset follows as a segment that is
         written now, unless the active segment is empty.
         """
-        try:
+        with StorageErrors("read", self.directory):
             return starts(self.segment_list.all, int(self.start_offset), int(self.end_offset), now_ms)
-        except OSError as problem:
-            raise storage_error("read", self.directory, problem) from problem
 
     def max_timestamp_offset(self) -> tuple[int, int] | None:
         """(timestamp in ms, offset) of the first record with the largest timestamp; None without records."""
-        try:
+        with StorageErrors("read", self.directory):
             return largest(self.segment_list.all, int(self.start_offset), self.config.unpacked_bytes_max)
-        except OSError as problem:
-            raise storage_error("read", self.directory, problem) from problem
 
     # Truncation and deletion
 
@@ -641,10 +627,8 @@ class Log:
         if offset < self.segment_list.all[0].base_offset:
             self.truncate_fully_and_start_at(offset, now_ms)
             return True
-        try:
+        with StorageErrors("truncate", self.directory):
             self._begin_truncation(offset, now_ms)
-        except OSError as problem:
-            raise storage_error("truncate", self.directory, problem) from problem
         self.finish_truncation()
         return True
 
@@ -674,7 +658,7 @@ class Log:
         if pending is None or self.closed:
             return
         self._complete_swap()
-        try:
+        with StorageErrors("truncate", self.directory):
             self.segment_list.remove_files(pending.gone, pending.now_ms)
             if pending.is_whole:
                 self.snapshots.remove_after(-1, self.producer_state)
@@ -685,8 +669,6 @@ class Log:
                     self.leader_epochs.save_changed()
             else:
                 self._truncate_files(pending)
-        except OSError as problem:
-            raise storage_error("truncate", self.directory, problem) from problem
         self.segment_list.names_changed += 1
         self._truncation = None
 
@@ -782,10 +764,8 @@ class Log:
             NO_SEQUENCE,
             0,
         )
-        try:
+        with StorageErrors("append to", self.segment_list.active.path):
             self.segment_list.active.append([data], len(data), begin, begin + count - 1, NO_TIMESTAMP)
-        except OSError as problem:
-            raise storage_error("append to", self.segment_list.active.path, problem) from problem
         self._set_end(begin + count)
 
     def advance_start(self, offset: i64) -> bool:
@@ -885,10 +865,8 @@ class Log:
         state.
         """
         self.finish_truncation()
-        try:
+        with StorageErrors("write the producer snapshot of", self.directory):
             self.snapshots.write(self.producer_state)
-        except OSError as problem:
-            raise storage_error("write the producer snapshot of", self.directory, problem) from problem
         job = self._begin_flush(True, True)
         self._add_active_indexes(job)
         return job
@@ -931,7 +909,7 @@ class Log:
         if self.closed or self.durability.is_synced(self.end_offset):
             return None
         active = self.segment_list.active
-        try:
+        with StorageErrors("close", self.directory):
             if self.durability.truncations > 0 and self._end_on_disk() < self.end_offset:
                 # The batches that compaction left before the truncation end earlier: the name of a new
                 # segment keeps the log end offset.
@@ -939,8 +917,6 @@ class Log:
                 active = self.segment_list.active
             self.snapshots.write(self.producer_state)
             active.close_indexes()
-        except OSError as problem:
-            raise storage_error("close", self.directory, problem) from problem
         if self._is_untouched():
             return None
         job = self.begin_flush()

@@ -103,16 +103,15 @@ def choose(candidates: Iterable[Candidate]) -> Candidate | None:
 def job_for(chosen: Candidate, settings: CleanerSettings, now_ms: int) -> CleanJob:
     """The job for a cleaner. Accesses no files."""
     log = chosen.log
-    segments = []
-    for segment in log.segments:
-        if segment.base_offset >= chosen.upper_bound:
-            break
-        segments.append(ClosedSegment(int(segment.base_offset), int(segment.size)))
     config = log.config
     return CleanJob(
         name=str(log.topic_partition),
         directory=log.directory,
-        segments=tuple(segments),
+        segments=tuple(
+            ClosedSegment(int(one.base_offset), int(one.size))
+            for one in log.segments
+            if one.base_offset < chosen.upper_bound
+        ),
         first_dirty=chosen.first_dirty,
         upper_bound=chosen.upper_bound,
         producers={

@@ -35,17 +35,16 @@ def make_log(
         return None
     if topic_id != ZERO_ID:
         write_partition_metadata(files, f"{directory}/{PARTITION_METADATA}", topic_id)
-    segment = LogSegment(files, directory, 0, 0, config.segment_index_bytes, config.index_interval_bytes)
-    segment.create_closed(now_ms)
-    return _empty(files, directory, topic_partition, topic_id, config, segment, removals, now_ms)
+    log = _empty(files, directory, topic_partition, topic_id, config, removals, now_ms)
+    log.active.create_closed(now_ms)
+    return log
 
 
 def offline_log(
     files: Files, directory: str, topic_partition: TopicPartition, config: LogConfig, topic_id: bytes
 ) -> Log:
     """A closed empty log that represents one whose directory is unusable. It accesses no file."""
-    segment = LogSegment(files, directory, 0, 0, config.segment_index_bytes, config.index_interval_bytes)
-    log = _empty(files, directory, topic_partition, topic_id, config, segment, DelayedFileRemoval(), 0)
+    log = _empty(files, directory, topic_partition, topic_id, config, DelayedFileRemoval(), 0)
     log.closed = True
     return log
 
@@ -56,10 +55,11 @@ def _empty(
     topic_partition: TopicPartition,
     topic_id: bytes,
     config: LogConfig,
-    segment: LogSegment,
     removals: DelayedFileRemoval,
     now_ms: int,
 ) -> Log:
+    """A log with one segment without files."""
+    segment = LogSegment(files, directory, 0, 0, config.segment_index_bytes, config.index_interval_bytes)
     return Log(
         files,
         directory,

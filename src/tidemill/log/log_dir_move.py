@@ -23,14 +23,14 @@ from __future__ import annotations
 
 import contextlib
 
-from tidemill.log.errors import storage_error
+from tidemill.log.errors import StorageErrors, storage_error
 from tidemill.log.file_names import (
     MOVED_TO,
     RECORDS_LOST,
     future_directory,
     partition_directory,
 )
-from tidemill.log.future_log_history import restart_future_log, truncate_to_common_end
+from tidemill.log.future_log_history import truncate_to_common_end
 from tidemill.log.log import Log
 from tidemill.log.log_directories import DataDirectory
 from tidemill.log.log_manager import LogManager
@@ -55,7 +55,8 @@ class LogDirMove:
         self.target = target
         self._truncations = None if is_found else int(current.truncations)
         """The truncations of the current log when the copy began; None if there may be others since then."""
-        self._is_distrusted = False
+        self.has_failed_sync = False
+        """Whether a sync of the future log failed, and it was not emptied since."""
 
     def is_cancelled(self) -> bool:
         """Whether the move is over: the topic was deleted, a directory failed, or the move was cancelled."""
@@ -71,16 +72,11 @@ class LogDirMove:
         """Whether the future log may have records that the current one does not have."""
         current, future = self.current_log, self.future_log
         return bool(
-            self._is_distrusted
+            self.has_failed_sync
             or current.truncations != self._truncations
             or current.start_offset > future.end_offset
             or future.end_offset > current.end_offset
         )
-
-    @property
-    def has_failed_sync(self) -> bool:
-        """Whether a sync of the future log failed, and it was not emptied since."""
-        return self._is_distrusted
 
     @property
     def needs_sync(self) -> bool:
@@ -121,26 +117,24 @@ class LogDirMove:
 
     def _truncate_to_common_end(self, now_ms: int) -> None:
         """Truncates the future log to its common end with the current log."""
-        if self._is_distrusted:
-            restart_future_log(self.future_log, self.current_log, now_ms)
+        if self.has_failed_sync:
+            self.future_log.truncate_fully_and_start_at(self.current_log.start_offset, now_ms)
         else:
             truncate_to_common_end(self.future_log, self.current_log, now_ms)
         self._truncations = int(self.current_log.truncations)
-        self._is_distrusted = False
+        self.has_failed_sync = False
 
     def mark_sync_failed(self) -> None:
         """Records that a sync of the future log failed: the system may have dropped unwritten data."""
-        self._is_distrusted = True
+        self.has_failed_sync = True
 
     def copy_range(self, piece: LogRange, now_ms: int) -> int:
         """Copies one range, in any thread. Returns its size in bytes. Raises StorageError, CorruptMessage.
 
         Returns 0 if the current log was truncated since: the next range begins at the common end.
         """
-        try:
+        with StorageErrors("read", self.current_log.directory):
             data = piece.read()
-        except OSError as problem:
-            raise storage_error("read", self.current_log.directory, problem) from problem
         if self.current_log.truncations != self._truncations:
             # The range may hold other records by now, which do not follow those of the future log.
             return 0
@@ -162,10 +156,8 @@ class LogDirMove:
         Raises StorageError.
         """
         path = f"{self.current_log.directory}/{MOVED_TO}"
-        try:
+        with StorageErrors("write", path):
             self.logs.files.replace(path, f"{self.target.path}\n".encode())
-        except OSError as problem:
-            raise storage_error("write", path, problem) from problem
 
     def replace_current(self, now_ms: int, flush: bool) -> Log:
         """Replaces the current log with the future log, which is equal. ``flush``: sync the future log first.
@@ -218,10 +210,8 @@ class LogDirMove:
 
     def sync_target(self) -> None:
         """Syncs the rename, in any thread. Raises StorageError."""
-        try:
+        with StorageErrors("sync", self.target.path):
             self.logs.files.sync_directory(self.target.path)
-        except OSError as problem:
-            raise storage_error("sync", self.target.path, problem) from problem
 
     def abandon(self) -> None:
         """Removes the file written by :meth:`mark_moved` if the current log stays in use.
@@ -233,7 +223,7 @@ class LogDirMove:
 
     def remove_unsynced(self, now_ms: int) -> None:
         """Removes a future log whose sync failed, so that no later move continues it. Raises StorageError."""
-        if self._is_distrusted and not self.future_log.closed and not self.is_done:
+        if self.has_failed_sync and not self.future_log.closed and not self.is_done:
             cancel_move(self.logs, self.target, self.key, now_ms)
 
     def delete_replaced(self, now_ms: int) -> None:

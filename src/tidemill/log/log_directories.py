@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
-from tidemill.log.errors import storage_error
+from tidemill.log.errors import StorageErrors, storage_error
 from tidemill.log.failed_sync_marks import mark_directory, write_ids
 from tidemill.log.file_names import (
     BOOT,
@@ -387,10 +387,8 @@ class DataDirectories:
         for directory in self.online:
             if directory.may_have_lost or directory.is_blank or directory.is_outdated:
                 path = directory.file(BOOT)
-                try:
+                with StorageErrors("write", path):
                     self.files.replace(path, self.files.boot_id().encode())
-                except OSError as problem:
-                    raise storage_error("write", path, problem) from problem
                 directory.may_have_lost = directory.is_blank = directory.is_outdated = False
                 if directory.meta is not None:
                     handled.add(directory.meta.directory_id)
@@ -410,11 +408,8 @@ class DataDirectories:
         if one is None:
             return  # It was deleted, or its directory has failed: the next start reports the loss again.
         path = f"{one.directory}/{RECORDS_LOST}"
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                self.files.remove(path)
-        except OSError as problem:
-            raise storage_error("remove", path, problem) from problem
+        with StorageErrors("remove", path), contextlib.suppress(FileNotFoundError):
+            self.files.remove(path)
 
     def missing_directories(self) -> list[str]:
         """Online directories that do not exist any more. May run in a thread."""
@@ -429,10 +424,8 @@ class DataDirectories:
         for directory in self.online:
             if directory.has_unwritten_meta and directory.meta is not None:
                 path = directory.file(META_PROPERTIES)
-                try:
+                with StorageErrors("write", path):
                     write_meta(self.files, path, directory.meta)
-                except OSError as problem:
-                    raise storage_error("write", path, problem) from problem
                 directory.has_unwritten_meta = False
 
     def _claim(self, directory: DataDirectory, cluster_id: str, node_id: int, version: str) -> None:

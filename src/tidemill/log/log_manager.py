@@ -22,7 +22,7 @@ from tidemill.log.checkpoint_files import (
 )
 from tidemill.log.close_logs import close_logs
 from tidemill.log.delayed_file_removal import DelayedFileRemoval, remove_path
-from tidemill.log.errors import DiskFull, is_transient, storage_error
+from tidemill.log.errors import DiskFull, StorageErrors, is_transient, storage_error
 from tidemill.log.file_names import (
     CLEAN_SHUTDOWN,
     PARTITION_METADATA,
@@ -238,7 +238,7 @@ class LogManager:
 
         If the directory of another topic exists there, opens its log with the id of that topic.
         """
-        try:
+        with StorageErrors("create the partition directory", path):
             made = make_log(self.files, path, topic_partition, topic_id, config, self.removals, now_ms)
             if made is not None:
                 return made
@@ -254,8 +254,6 @@ class LogManager:
                 is_future=is_future,
             )
             return opening.open()
-        except OSError as problem:
-            raise storage_error("create the partition directory", path, problem) from problem
 
     def _id_in(self, path: str, topic_id: bytes) -> bytes:
         """The id of the topic whose log is at ``path``. Writes ``topic_id`` if it has none."""
@@ -271,10 +269,8 @@ class LogManager:
     def assign_topic_id(self, log: Log, topic_id: bytes) -> None:
         """Sets the topic id of a log that has none. Raises StorageError."""
         path = f"{log.directory}/{PARTITION_METADATA}"
-        try:
+        with StorageErrors("write", path):
             write_partition_metadata(self.files, path, topic_id)
-        except OSError as problem:
-            raise storage_error("write", path, problem) from problem
         log.topic_id = topic_id
         log.durability.id_changed += 1
 
@@ -371,16 +367,10 @@ class LogManager:
         for directory in directories:
             if directory.is_offline:
                 continue
-            try:
+            with StorageErrors("sync", directory.path):
                 self.files.sync_directory(directory.path)
-            except OSError as problem:
-                raise storage_error("sync", directory.path, problem) from problem
 
     # Periodic tasks
-
-    def due_removals(self, now_ms: int) -> list[str]:
-        """The paths to remove now, by the caller in a thread (``remove_path``)."""
-        return self.removals.pop_due(now_ms)
 
     def remove_paths(self, paths: Iterable[str]) -> list[str]:
         """Removes paths. Returns error texts. May run in a thread."""

@@ -415,15 +415,12 @@ class LogSegment:
 
         Raises OSError; it may then be repeated.
         """
-        file = self.file()
-        file.truncate(position)
+        self.file().truncate(position)
         self.size = position
         self.index.truncate_to(position)
-        self._recent_count = 0
         if position == 0:
             self.first_timestamp = -1
-        self.bytes_since_index = position - self.index.last_position()
-        self._recount_timestamps(self.last_offset_end(), position)
+        self._recount(self.last_offset_end(), position)
 
     def resume_rebuild(self, position: i64, offset: i64) -> None:
         """Same as :meth:`begin_rebuild`, but keeps the index entries of the batches before ``position``.
@@ -431,15 +428,15 @@ class LogSegment:
         A batch with base offset ``offset`` begins at ``position``.
         """
         self.index.truncate_to(position)
-        self.bytes_since_index = position - self.index.last_position()
-        self._recount_timestamps(offset, position)
-        self._recent_count = 0
+        self._recount(offset, position)
 
-    def _recount_timestamps(self, end_offset: i64, end: i64) -> None:
+    def _recount(self, end_offset: i64, end: i64) -> None:
         """Truncates the time index at ``end_offset``, and computes the largest timestamp before it.
 
-        ``end`` is the end position of the batches before ``end_offset``.
+        ``end`` is the end position of the batches before ``end_offset``, at which the offset index ends.
         """
+        self.bytes_since_index = end - self.index.last_position()
+        self._recent_count = 0
         self.time_index.truncate_to(end_offset)
         timestamp: i64 = self.time_index.last_timestamp()
         offset: i64 = self.time_index.last_offset()

@@ -55,10 +55,5 @@ def remove_snapshots_after(files: Files, directory: str, offset: i64) -> None:
 
 
 def write_snapshot(files: Files, path: str, data: bytes) -> None:
-    """Writes a producer snapshot under a temporary name, and renames it. Raises OSError."""
-    temporary = path + ".tmp"
-    with files.open(temporary, True) as file:
-        if file.size():
-            file.truncate(0)
-        file.append([data])
-    files.rename(temporary, path)
+    """Writes a producer snapshot, which the next flush of the log syncs. Raises OSError."""
+    files.write_unsynced(path, data)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidemill.log.errors import storage_error
+from tidemill.log.errors import StorageErrors, storage_error
 from tidemill.log.log import Log
 from tidemill.log.log_segment import LogSegment, first_reaching
 from tidemill.log.timestamp_lookup import first_at, largest
@@ -23,10 +23,8 @@ PROBED_BYTES: Final = 1024 * 1024
 
 def is_cached_lookup(log: Log, timestamp: int) -> bool:
     """Whether the lookup is likely to need no disk reads. Raises StorageError."""
-    try:
+    with StorageErrors("read", log.directory):
         return _is_cached_lookup(log, timestamp)
-    except OSError as problem:
-        raise storage_error("read", log.directory, problem) from problem
 
 
 def _is_cached_lookup(log: Log, timestamp: int) -> bool:

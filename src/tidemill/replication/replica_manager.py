@@ -596,7 +596,7 @@ class ReplicaManager(PartitionEvents, LogFailureHandler):
 
     async def remove_due(self) -> None:
         """Removes files whose delay is over, in a thread."""
-        paths = self.logs.due_removals(self.clock.wall_ms())
+        paths = self.logs.removals.pop_due(self.clock.wall_ms())
         if paths:
             for problem in await self.loop.run_in_executor(self.syncers, self.logs.remove_paths, paths):
                 logger.error("%s", problem)

@@ -1805,8 +1805,8 @@ GROUPS: Final = (
     Fault(
         "overdue-commit-returned-as-success",
         "groups/group_coordinator_shard.py",
-        "                    error = APPEND_ERRORS[ErrorCode.REQUEST_TIMED_OUT]\n",
-        "                    error = ErrorCode.NONE\n",
+        "self._send_error(effect, APPEND_ERRORS[ErrorCode.REQUEST_TIMED_OUT])\n",
+        "self._send_error(effect, ErrorCode.NONE)\n",
         "The response to an offset commit that is not written in time has an error.",
     ),
     Fault(

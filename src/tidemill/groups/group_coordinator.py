@@ -34,11 +34,7 @@ from tidemill.groups.coordinator_effects import (
 from tidemill.groups.coordinator_interfaces import CoordinatorEndpoint, OffsetsLog, OffsetsTopic
 from tidemill.groups.coordinator_partition import partition_for
 from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
-from tidemill.groups.group_coordinator_shard import (
-    LOAD_RETRY_S_MAX,
-    GroupCoordinatorShard,
-    failed_commit,
-)
+from tidemill.groups.group_coordinator_shard import LOAD_RETRY_S_MAX, GroupCoordinatorShard
 from tidemill.groups.offset_records import CommittedOffset
 from tidemill.groups.pending_joins import PendingJoins
 from tidemill.groups.timers import (
@@ -412,7 +408,7 @@ class GroupCoordinator:
         """Commits offsets; returns when all in-sync replicas have them."""
         shard, error = self._find(request.group_id)
         if shard is None:
-            return failed_commit(len(request.offsets), error)
+            return CommitResult(errors=(error,) * len(request.offsets))
         result = await shard.commit(request)
         self.commits += result.errors.count(ErrorCode.NONE)
         return result

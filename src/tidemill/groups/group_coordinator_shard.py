@@ -465,8 +465,7 @@ class GroupCoordinatorShard:
             if not write.responded:
                 write.responded = True
                 for effect in write.ending:
-                    error = APPEND_ERRORS[ErrorCode.REQUEST_TIMED_OUT]
-                    self._send_error(effect, error)
+                    self._send_error(effect, APPEND_ERRORS[ErrorCode.REQUEST_TIMED_OUT])
 
     async def appends_ended(self) -> None:
         """Returns once all pending appends have completed or failed."""
@@ -523,8 +522,3 @@ def _complete(waiter: Waiter, response: Response) -> None:
         raise GroupInvariantError(f"the waiter {waiter!r} of a response is no future")
     if not waiter.done():
         waiter.set_result(response)
-
-
-def failed_commit(count: int, error: ErrorCode) -> CommitResult:
-    """The response to a commit that reached no coordinator."""
-    return CommitResult(errors=(error,) * count)

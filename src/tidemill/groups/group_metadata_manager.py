@@ -43,7 +43,7 @@ from tidemill.groups.coordinator_effects import (
 )
 from tidemill.groups.event_context import EventContext
 from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
-from tidemill.groups.group_metadata import UNLOAD, GroupMetadata
+from tidemill.groups.group_metadata import UNLOAD, GroupMetadata, subtract_counts
 from tidemill.groups.offset_records import CommittedOffset, GroupRecord, OffsetRecord, OffsetsRecord
 from tidemill.groups.rebalance import (
     drop_member,
@@ -377,9 +377,10 @@ class GroupMetadataManager:
             self._group_stored(done, error, self._context(now))
 
     def _commit_ended(self, done: OffsetsStored) -> None:
+        """Removes a commit from the pending ones: its offsets were replayed, or the write failed."""
         group = self.groups.get(done.group_id)
         if group is not None:
-            offset_commits.commit_ended(group, done)
+            subtract_counts(group.in_flight, done.partitions)
             self._drop_if_empty(group)
 
     def _group_stored(
@@ -404,9 +405,7 @@ class GroupMetadataManager:
 
     def _respond_to_removal(self, done: GroupsRemoved, error: ErrorCode, context: EventContext) -> None:
         if done.waiter is not None:
-            errors = done.errors
-            if error is not ErrorCode.NONE:
-                errors = tuple(error if code is ErrorCode.NONE else code for code in errors)
+            errors = tuple(error if code is ErrorCode.NONE else code for code in done.errors)
             context.reply(done.waiter, DeleteGroupsResult(errors=errors))
 
     def _create(self, group_id: str, now: Now) -> GroupMetadata:

@@ -67,7 +67,12 @@ def check_member(group: GroupMetadata, member_id: str, instance_id: str | None) 
 def check_generation(
     group: GroupMetadata, member_id: str, instance_id: str | None, generation: int
 ) -> ErrorCode:
-    """Same as :func:`check_member`, and ILLEGAL_GENERATION for another generation."""
+    """Same as :func:`check_member`, and ILLEGAL_GENERATION for another generation.
+
+    COORDINATOR_NOT_AVAILABLE for a group that is being deleted, or that this broker does not coordinate.
+    """
+    if group.deleting or group.state is GroupState.DEAD:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
     error = check_member(group, member_id, instance_id)
     if error is ErrorCode.NONE and generation != group.generation:
         return ErrorCode.ILLEGAL_GENERATION
@@ -328,8 +333,6 @@ def sync(group: GroupMetadata, request: SyncRequest, waiter: Waiter, context: Ev
 
 
 def _check_sync(group: GroupMetadata, request: SyncRequest) -> ErrorCode:
-    if group.deleting or group.state is GroupState.DEAD:
-        return ErrorCode.COORDINATOR_NOT_AVAILABLE
     error = check_generation(group, request.member_id, request.instance_id, request.generation)
     if error is not ErrorCode.NONE:
         return error
@@ -366,8 +369,6 @@ def heartbeat(
     group: GroupMetadata, member_id: str, generation: int, instance_id: str | None, context: EventContext
 ) -> ErrorCode:
     """Restarts the member's session; returns REBALANCE_IN_PROGRESS if the member should rejoin."""
-    if group.deleting or group.state is GroupState.DEAD:
-        return ErrorCode.COORDINATOR_NOT_AVAILABLE
     error = check_generation(group, member_id, instance_id, generation)
     if error is not ErrorCode.NONE:
         return error

@@ -30,7 +30,7 @@ from tidemill.groups.coordinator_effects import (
     Waiter,
 )
 from tidemill.groups.event_context import EventContext
-from tidemill.groups.group_metadata import CONSUMER_PROTOCOL, GroupMetadata, subtract_counts
+from tidemill.groups.group_metadata import CONSUMER_PROTOCOL, GroupMetadata
 from tidemill.groups.membership import check_generation
 from tidemill.groups.offset_records import NO_EXPIRY, CommittedOffset, OffsetRecord
 from tidemill.groups.rebalance import touch
@@ -97,18 +97,10 @@ def _committed(offset: OffsetToCommit, retention_ms: int, wall_ms: int) -> Commi
     )
 
 
-def commit_ended(group: GroupMetadata, done: OffsetsStored) -> None:
-    """Removes an ended commit from the pending commits; its offsets were replayed, or the write failed."""
-    subtract_counts(group.in_flight, done.partitions)
-
-
 def respond_to_commit(done: OffsetsStored, error: ErrorCode, context: EventContext) -> None:
-    """Responds to a commit."""
-    if error is ErrorCode.NONE:
-        context.reply(done.waiter, CommitResult(errors=done.errors))
-    else:
-        failed = tuple(error if code is ErrorCode.NONE else code for code in done.errors)
-        context.reply(done.waiter, CommitResult(errors=failed))
+    """Responds to a commit: the offsets that were accepted have the outcome ``error`` of the write."""
+    errors = tuple(error if code is ErrorCode.NONE else code for code in done.errors)
+    context.reply(done.waiter, CommitResult(errors=errors))
 
 
 def check_delete_offsets(group: GroupMetadata) -> ErrorCode:

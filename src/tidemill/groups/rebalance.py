@@ -15,9 +15,7 @@ from tidemill.groups.coordinator_effects import (
     EmptyGroupStored,
     GroupState,
     JoinResult,
-    SetTimer,
     SyncResult,
-    TimerKey,
     TimerKind,
 )
 from tidemill.groups.event_context import EventContext
@@ -39,8 +37,7 @@ def touch(group: GroupMetadata, member: Member, context: EventContext, timeout_m
     member.deadline_ms = context.now.monotonic_ms + after_ms
     if member.timer_ms is None or member.timer_ms > member.deadline_ms:
         member.timer_ms = member.deadline_ms
-        key = TimerKey(TimerKind.MEMBER, group.group_id, member.member_id)
-        context.effects.append(SetTimer(key=key, deadline_ms=member.deadline_ms))
+        context.set_timer(TimerKind.MEMBER, group, after_ms, member.member_id)
 
 
 def prepare_rebalance(group: GroupMetadata, context: EventContext, reason: str) -> None:
@@ -188,13 +185,10 @@ def member_timer_fired(group: GroupMetadata, member_id: str, context: EventConte
     if member is None:
         return
     member.timer_ms = None
-    if member.deadline_ms > context.now.monotonic_ms:
+    left_ms = member.deadline_ms - context.now.monotonic_ms
+    if left_ms > 0:
         member.timer_ms = member.deadline_ms
-        context.effects.append(
-            SetTimer(
-                key=TimerKey(TimerKind.MEMBER, group.group_id, member_id), deadline_ms=member.deadline_ms
-            )
-        )
+        context.set_timer(TimerKind.MEMBER, group, left_ms, member_id)
     elif not member.awaits_response:
         drop_member(group, member, context)
         rebalance_or_complete_join(group, context, f"member {member_id} exceeded its session timeout")

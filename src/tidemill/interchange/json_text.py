@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 from tidemill.model.ids import encode_id
-from tidemill.wire.schema import UUID, Field, Struct, parse_versions
+from tidemill.wire.schema import UUID, Field, Struct, carries
 
 
 def camel_case(name: str) -> str:
@@ -25,8 +25,7 @@ def plain(message: Struct, version: int) -> dict[str, Any]:
     """Returns the fields of ``version`` as JSON-compatible values, in the order of their definition."""
     shown: dict[str, Any] = {}
     for field in message.fields_:
-        first, last = parse_versions(field.versions)
-        if not first <= version <= last:
+        if not carries(field, version):
             continue
         value = getattr(message, field.name)
         if field.tag >= 0 and value == field.default_value():

@@ -38,8 +38,8 @@ from tidemill.wire.schema import (
     STRING,
     UUID,
     Struct,
+    contains,
     field,
-    parse_versions,
 )
 
 FRAME_VERSION: Final = 1
@@ -312,7 +312,6 @@ def decode_metadata(value: bytes) -> tuple[Struct, int]:
     record = RECORDS.get(int(number))
     if record is None:
         raise ProtocolError(f"a metadata record has the unknown type {number}: is it from a later Kafka?")
-    first, last = parse_versions(record.versions_)
-    if not first <= version <= last:
+    if not contains(record.versions_, int(version)):
         raise ProtocolError(f"a {record.__name__} has version {version}; {record.versions_} are supported")
     return decode(record, int(version), value, int(position)), int(version)

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from typing import Final, TypeVar
 
 from tidemill.model.errors import ProtocolError
-from tidemill.wire.schema import Decoder, EncodeError, Encoder, Struct, parse_versions
+from tidemill.wire.schema import Decoder, EncodeError, Encoder, Struct, contains
 
 S = TypeVar("S", bound=Struct)
 
@@ -81,14 +81,14 @@ def decode_in_slices(
     cls: type[S], version: int, data: bytes, position: int, end: int
 ) -> Generator[None, None, tuple[S, int]]:
     """As :func:`decode_prefix`, with a pause after every few items: for messages with many items."""
-    from tidemill.wire.decoding import make_paced_decoder
+    from tidemill.wire.decoding import make_decoder
 
     if not 0 <= position <= end <= len(data):
         raise ProtocolError(f"{cls.__name__} v{version}: no bytes {position} to {end} in {len(data)} bytes")
     decoder = cls.paced_.get(("decode", version))
     if decoder is None:
         _check_version(cls, version, ProtocolError)
-        decoder = cls.paced_["decode", version] = make_paced_decoder(cls, version)
+        decoder = cls.paced_["decode", version] = make_decoder(cls, version, paced=True)
     try:
         found: tuple[S, int] = yield from decoder(data, position, end)
     except UnicodeDecodeError as problem:
@@ -98,13 +98,13 @@ def decode_in_slices(
 
 def encode_in_slices(message: Struct, version: int, parts: list[bytes]) -> Generator[None, None, None]:
     """As :func:`encode_parts`, with a pause after every few items, in which ``parts`` may be emptied."""
-    from tidemill.wire.encoding import make_paced_encoder
+    from tidemill.wire.encoding import make_encoder
 
     cls = type(message)
     encoder = cls.paced_.get(("encode", version))
     if encoder is None:
         _check_version(cls, version, EncodeError)
-        encoder = cls.paced_["encode", version] = make_paced_encoder(cls, version)
+        encoder = cls.paced_["encode", version] = make_encoder(cls, version, paced=True)
     try:
         yield from encoder(message, parts.append)
     except (struct.error, AttributeError, TypeError, ValueError) as problem:
@@ -117,23 +117,20 @@ def _make_encoder(cls: type[Struct], version: int) -> Encoder:
     from tidemill.wire.encoding import make_encoder
 
     _check_version(cls, version, EncodeError)
-    encoder: Encoder = make_encoder(cls, version)
-    cls.encoders_[version] = encoder
-    return encoder
+    cls.encoders_[version] = make_encoder(cls, version)
+    return cls.encoders_[version]
 
 
 def _make_decoder(cls: type[Struct], version: int) -> Decoder:
     from tidemill.wire.decoding import make_decoder
 
     _check_version(cls, version, ProtocolError)
-    decoder: Decoder = make_decoder(cls, version)
-    cls.decoders_[version] = decoder
-    return decoder
+    cls.decoders_[version] = make_decoder(cls, version)
+    return cls.decoders_[version]
 
 
 def _check_version(cls: type[Struct], version: int, error: type[Exception]) -> None:
-    first, last = parse_versions(cls.versions_)
-    if not first <= version <= last:
+    if not contains(cls.versions_, version):
         raise error(f"{cls.__name__} has no version {version}; it has {cls.versions_ or 'none of its own'}")
 
 

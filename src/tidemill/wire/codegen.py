@@ -7,9 +7,10 @@ Codecs are straight-line Python, one function per class, version and direction, 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any, Final
 
-from tidemill.wire.schema import STRING, ElementType, Field, Struct, WireType, carries, parse_versions
+from tidemill.wire.schema import STRING, ElementType, Field, Struct, WireType, carries, contains
 
 STRING_BYTES_MAX: Final = 32767
 """Kafka's own limit: the length in the non-compact form is a signed INT16."""
@@ -21,20 +22,18 @@ time."""
 
 def allows_null(field: Field, version: int) -> bool:
     """Whether the field may be null in ``version``."""
-    first, last = parse_versions(field.nullable)
-    return first <= version <= last
+    return contains(field.nullable, version)
 
 
 def is_flexible(cls: type[Struct], version: int) -> bool:
     """Whether ``version`` of the message has compact lengths and tagged fields."""
-    first, last = parse_versions(cls.flexible_)
-    return first <= version <= last
+    return contains(cls.flexible_, version)
 
 
 class CodeWriter:
     """State of both directions: lines, the pending run of fields, names for the generated code."""
 
-    def __init__(self, cls: type[Struct], version: int, paced: bool = False) -> None:
+    def __init__(self, cls: type[Struct], version: int, paced: bool) -> None:
         self.cls = cls
         self.paced = paced
         """Whether the code is a generator that pauses in its loops."""
@@ -85,12 +84,13 @@ class CodeWriter:
         """Returns the struct of a run of fixed-width fields."""
         return struct.Struct(">" + "".join(codes))
 
-    def compile(self, name: str, head: str) -> Any:
+    def compile(self, name: str, head: str) -> Callable[..., Any]:
         """Compiles the function ``name`` from ``head`` and the lines added so far."""
         source = head + "\n" + "\n".join(self.lines) + "\n"
         filename = f"<{name} {self.cls.__name__} v{self.version}>"
         exec(compile(source, filename, "exec"), self.names)
-        return self.names[name]
+        compiled: Callable[..., Any] = self.names[name]
+        return compiled
 
     def parts(self, cls: type[Struct]) -> tuple[list[Field], list[Field], list[Field]]:
         """Returns the fields of ``cls`` in this version: untagged, tagged in tag order, and absent ones."""

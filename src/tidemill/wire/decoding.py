@@ -32,7 +32,7 @@ is created, and all arrays of one message together have at most ``ELEMENTS_MAX``
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from tidemill.model.errors import ProtocolError
@@ -57,19 +57,12 @@ BETWEEN_BROKERS: Final = frozenset({"LeaderAndIsrRequest", "StopReplicaRequest",
 """Requests that contain the state of a whole cluster."""
 
 
-def make_decoder(cls: type[Struct], version: int) -> Callable[[bytes, int, int], tuple[Any, int]]:
-    """Returns a function (data, position, end) that returns the message and the position after it."""
-    built: Callable[[bytes, int, int], tuple[Any, int]] = _DecoderWriter(cls, version).build()
-    return built
+def make_decoder(cls: type[Struct], version: int, *, paced: bool = False) -> Callable[..., Any]:
+    """Returns a function (data, position, end) that returns the message and the position after it.
 
-
-def make_paced_decoder(
-    cls: type[Struct], version: int
-) -> Callable[[bytes, int, int], Generator[None, None, tuple[Any, int]]]:
-    """Returns the same as a generator function, which pauses after every few items."""
-    built: Callable[[bytes, int, int], Generator[None, None, tuple[Any, int]]]
-    built = _DecoderWriter(cls, version, paced=True).build()
-    return built
+    ``paced``: a generator function, which pauses after every few items.
+    """
+    return _DecoderWriter(cls, version, paced).build()
 
 
 def elements_max(cls: type[Struct]) -> int:
@@ -80,7 +73,7 @@ def elements_max(cls: type[Struct]) -> int:
 
 
 class _DecoderWriter(CodeWriter):
-    def __init__(self, cls: type[Struct], version: int, paced: bool = False) -> None:
+    def __init__(self, cls: type[Struct], version: int, paced: bool) -> None:
         super().__init__(cls, version, paced)
         self.run: list[tuple[str, int, str]] = []
         self.end = "end"
@@ -91,12 +84,13 @@ class _DecoderWriter(CodeWriter):
             short=_short,
             null=_null,
             bad_count=_bad_count,
-        )
-        self.names.update(
-            wrong_tag=_wrong_tag, too_many=_too_many, too_long=_too_long, unpack=struct.unpack_from
+            wrong_tag=_wrong_tag,
+            too_many=_too_many,
+            too_long=_too_long,
+            unpack=struct.unpack_from,
         )
 
-    def build(self) -> Any:
+    def build(self) -> Callable[..., Any]:
         self.emit(f"left = {elements_max(self.cls)}")
         self.begin_pacing()
         message = self.struct(self.cls, "")

@@ -8,7 +8,7 @@ type makes it fail, and :func:`first_bad_value` then finds the field.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from tidemill.wire.codegen import STRING_BYTES_MAX, CodeWriter, allows_null
@@ -30,32 +30,29 @@ from tidemill.wire.schema import (
 SMALL_UVARINTS: Final = tuple([encode_uvarint(value) for value in range(1024)])
 
 
-def make_encoder(cls: type[Struct], version: int) -> Callable[[Any, Callable[[Any], None]], None]:
-    """Returns a function (message, append) that appends the parts of the encoded message."""
-    built: Callable[[Any, Callable[[Any], None]], None] = _EncoderWriter(cls, version).build()
-    return built
+def make_encoder(cls: type[Struct], version: int, *, paced: bool = False) -> Callable[..., Any]:
+    """Returns a function (message, append) that appends the parts of the encoded message.
 
-
-def make_paced_encoder(
-    cls: type[Struct], version: int
-) -> Callable[[Any, Callable[[Any], None]], Generator[None, None, None]]:
-    """Returns the same as a generator function, which pauses after every few items."""
-    built: Callable[[Any, Callable[[Any], None]], Generator[None, None, None]]
-    built = _EncoderWriter(cls, version, paced=True).build()
-    return built
+    ``paced``: a generator function, which pauses after every few items.
+    """
+    return _EncoderWriter(cls, version, paced).build()
 
 
 class _EncoderWriter(CodeWriter):
-    def __init__(self, cls: type[Struct], version: int, paced: bool = False) -> None:
+    def __init__(self, cls: type[Struct], version: int, paced: bool) -> None:
         super().__init__(cls, version, paced)
         self.run: list[tuple[str, str]] = []
         self.out = "out"
         self.names.update(
-            absent=_absent, small=SMALL_UVARINTS, uvarint=encode_uvarint, pack=struct.pack, not_id=_not_id
+            absent=_absent,
+            small=SMALL_UVARINTS,
+            uvarint=encode_uvarint,
+            pack=struct.pack,
+            not_id=_not_id,
+            long_string=_long_string,
         )
-        self.names.update(long_string=_long_string)
 
-    def build(self) -> Any:
+    def build(self) -> Callable[..., Any]:
         self.begin_pacing()
         self.struct(self.cls, "m", "")
         self.flush()

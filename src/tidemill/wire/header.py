@@ -177,13 +177,12 @@ def _sized(kind: str, head: BytesWriter, parts: list[bytes]) -> bytes:
     return head.getvalue()
 
 
-def decode_request(header: RequestHeader, frame: bytes, end: i64 = -1) -> Struct:
+def decode_request(header: RequestHeader, frame: bytes) -> Struct:
     """Decodes the body of the request whose header was parsed from ``frame``.
 
     Raises :class:`ProtocolError` when it is malformed, and for a version that this build does not know.
     """
-    stop = len(frame) if end < 0 else end
-    return decode(request_class(header.api_key), header.api_version, frame, header.body_position, stop)
+    return decode(request_class(header.api_key), header.api_version, frame, header.body_position)
 
 
 def response_body(key: int, version: int, frame: bytes, position: i64, end: i64) -> tuple[int, i64]:

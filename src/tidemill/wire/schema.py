@@ -200,16 +200,6 @@ class StructMeta(type):
         namespace["paced_"] = {}
         return super().__new__(mcs, name, bases, namespace)
 
-    def __init__(
-        cls,
-        name: str,
-        bases: tuple[type, ...],
-        namespace: dict[str, Any],
-        versions: str = "",
-        flexible: str = "",
-    ) -> None:
-        super().__init__(name, bases, namespace)
-
 
 class Struct(metaclass=StructMeta):
     """A message, or a part of one. Fields are keyword arguments, each with its default."""
@@ -283,10 +273,15 @@ def parse_versions(text: str) -> tuple[int, int]:
     return int(first), int(last or first)
 
 
+def contains(versions: str, version: int) -> bool:
+    """Whether a range in the format of ``field`` contains ``version``."""
+    first, last = parse_versions(versions)
+    return first <= version <= last
+
+
 def carries(field: Field, version: int) -> bool:
     """Whether the field exists in ``version`` of a message."""
-    first, last = parse_versions(field.versions)
-    return first <= version <= last
+    return contains(field.versions, version)
 
 
 def release_in_slices(message: Struct) -> Generator[None, None, None]:

@@ -1,24 +1,24 @@
 """Arrow record batches of decoded columns, in the shape of Spark's Kafka source.
 
 The columns' vectors become Arrow buffers without a copy; keys, values and headers are copied once, by Arrow's
-own filter (see :mod:`tidemill.records.columns`). The module is not compiled, and imports pyarrow on the first
-call: the broker never needs it.
+own filter (see :mod:`tidemill.records.columns`). The module is not compiled. It is imported for the first
+conversion, because it imports pyarrow, which the broker never needs.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidemill.records.column_vectors import Columns, Field
-
-if TYPE_CHECKING:
-    import pyarrow
 
 EVERY_SECOND = b"\x55"
 """A validity byte that keeps elements 0, 2, 4 and 6."""
 
 
-def to_record_batch(columns: Columns) -> pyarrow.RecordBatch:
+def to_record_batch(columns: Columns) -> pa.RecordBatch:
     """Converts columns to a record batch with the schema of Spark's Kafka source.
 
     Its columns are ``key``, ``value`` (binary), ``offset`` (int64), ``timestamp`` (us, UTC) and
@@ -26,8 +26,6 @@ def to_record_batch(columns: Columns) -> pyarrow.RecordBatch:
     ``value`` (binary), null for a record without headers, as in Spark. Header keys that are not UTF-8 get
     replacement characters.
     """
-    import pyarrow as pa
-
     count = int(columns.count)
     timestamps = _fixed(pa.timestamp("us", tz="UTC"), count, columns.timestamps)
     arrays = [
@@ -46,20 +44,14 @@ def to_record_batch(columns: Columns) -> pyarrow.RecordBatch:
 
 def _buffer(vector: Any) -> Any:
     """Returns the memory of a vector. For an empty vector, pyarrow would abort the process."""
-    import pyarrow as pa
-
     return pa.py_buffer(getattr(vector, "array", vector)) if len(vector) else pa.py_buffer(b"")
 
 
 def _fixed(kind: Any, count: int, vector: Any) -> Any:
-    import pyarrow as pa
-
     return pa.Array.from_buffers(kind, count, [None, _buffer(vector)])
 
 
 def _binary(buffer: bytes, field: Field, count: int) -> Any:
-    import pyarrow as pa
-
     if field.null_count == count:
         return pa.nulls(count, pa.binary())
     return _between_edges(pa.binary(), buffer, field.edges, count, field.nulls, int(field.null_count))
@@ -67,8 +59,6 @@ def _binary(buffer: bytes, field: Field, count: int) -> Any:
 
 def _between_edges(kind: Any, buffer: bytes, edges: Any, count: int, nulls: Any, null_count: int) -> Any:
     """Returns the byte strings from edge 0 to 1, 2 to 3 and so on."""
-    import pyarrow as pa
-
     if count == 0:
         return pa.array([], kind)
     with_gaps = pa.Array.from_buffers(
@@ -83,16 +73,11 @@ def _between_edges(kind: Any, buffer: bytes, edges: Any, count: int, nulls: Any,
 
 def _bitmap(nulls: Any, count: int) -> Any:
     """Converts bytes, 1 for each null element, to a validity bitmap."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     flags = pa.Array.from_buffers(pa.uint8(), count, [None, _buffer(nulls)], null_count=0)
     return pc.equal(flags, 0).buffers()[1]
 
 
 def _timestamp_types(runs: list[tuple[int, int]]) -> Any:
-    import pyarrow as pa
-
     pieces = [pa.repeat(pa.scalar(kind, pa.int32()), count) for count, kind in runs]
     if not pieces:
         return pa.array([], pa.int32())
@@ -100,8 +85,6 @@ def _timestamp_types(runs: list[tuple[int, int]]) -> Any:
 
 
 def _headers(columns: Columns, count: int) -> Any:
-    import pyarrow as pa
-
     headers = columns.headers
     if headers is None:
         raise ValueError("the columns were decoded without headers")
@@ -116,8 +99,6 @@ def _headers(columns: Columns, count: int) -> Any:
     lists = pa.ListArray.from_arrays(begins, items)
     if total == 0:
         return pa.nulls(count, lists.type)
-    import pyarrow.compute as pc
-
     some = pc.greater(begins.slice(1), begins.slice(0, count))
     some = pa.concat_arrays([some])
     return pa.Array.from_buffers(
@@ -126,8 +107,6 @@ def _headers(columns: Columns, count: int) -> Any:
 
 
 def _strings(keys: Any) -> Any:
-    import pyarrow as pa
-
     try:
         return keys.cast(pa.string())
     except pa.ArrowInvalid:

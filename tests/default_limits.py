@@ -7,6 +7,7 @@ from functools import partial
 
 from tidemill.client import completed_fetch
 from tidemill.log_tools import dump, findings, verify
+from tidemill.model.system_interfaces import Files
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records import batch_validation, columns, format_conversion, record_cursor, record_reader
 
@@ -22,9 +23,16 @@ down = partial(format_conversion.down, **LIMIT)
 RecordLimits = partial(batch_validation.RecordLimits, **LIMIT)
 Check = partial(findings.Check, **LIMIT)
 DirectoryCheck = partial(verify.DirectoryCheck, **LIMIT)
-DumpOptions = partial(dump.DumpOptions, **LIMIT)
+DumpOptions = partial(dump.DumpOptions, decode_control=lambda control_type, value: None, **LIMIT)
 dump_entries = partial(dump.entries, **LIMIT)
 CompletedFetch = partial(completed_fetch.CompletedFetch, **LIMIT)
+
+
+def dump_lines(files: Files, path: str, options: dump.DumpOptions) -> list[str]:
+    """The lines of a file, followed by the findings on it."""
+    problems: list[str] = []
+    shown = list(dump.lines(files, path, options, problems, []))
+    return shown + problems
 
 
 def iter_records(

@@ -33,10 +33,9 @@ from kafka_peer import (
 )
 from kafka_record import commit, produce, set_config
 
-from default_limits import DumpOptions
+from default_limits import DumpOptions, dump_lines
 from tidemill.interchange.zookeeper_nodes import from_nodes, read_zookeeper, to_nodes
 from tidemill.log.system_files import SystemFiles
-from tidemill.log_tools.dump import lines
 from tidemill.testing import Broker
 
 START_TIMEOUT_S = 600
@@ -122,7 +121,7 @@ def kafka_dump(jars: str, paths: list[Path]) -> str:
 
 
 def our_dump(paths: list[Path]) -> str:
-    every = (lines(SystemFiles(), str(path), DumpOptions(contents=True)) for path in paths)
+    every = (dump_lines(SystemFiles(), str(path), DumpOptions(contents=True)) for path in paths)
     return "".join(f"{line}\n" for found in every for line in found)
 
 

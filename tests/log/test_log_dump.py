@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from log_stage import MakeBatch, MakeLog
 
-from default_limits import DumpOptions
+from default_limits import DumpOptions, dump_lines
 from default_limits import dump_entries as entries
 from record_builders import build_batch
 from tidemill.log.producer_state_manager import ProducerEntry
 from tidemill.log.system_files import SystemFiles
-from tidemill.log_tools.dump import Epoch, IndexEntry, Mismatch, Problem, TimeIndexEntry, lines
+from tidemill.log_tools.dump import Epoch, IndexEntry, Mismatch, Problem, TimeIndexEntry
 from tidemill.log_tools.dump_log import StoredRecord
 from tidemill.model.errors import ConfigError
 from tidemill.records.batch import ATTRIBUTES, CONTROL_FLAG, CRC, RECORDS
@@ -28,7 +28,7 @@ TIME = 1524709879130
 def test_the_golden_batch_is_dumped_in_kafkas_form(directory: str) -> None:
     path = Path(directory, "00000000000000000000.log")
     path.write_bytes(build_batch([(TIME, b"key", b"value", None)], leader_epoch=0) + b"\0" * 9)
-    assert list(lines(FILES, str(path), DumpOptions(contents=True))) == [
+    assert dump_lines(FILES, str(path), DumpOptions(contents=True)) == [
         f"Dumping {path}",
         "Log starting offset: 0",
         "baseOffset: 0 lastOffset: 0 count: 1 baseSequence: -1 lastSequence: -1 producerId: -1 "
@@ -46,7 +46,7 @@ def test_a_wrong_checksum_and_a_marker_are_shown(directory: str) -> None:
     bad = bytearray(build_batch([(TIME, None, b"value", None)]))
     bad[-2] ^= 1
     path.write_bytes(bytes(bad) + build_end_marker(False, TIME, 7, 1, 3, base_offset=1))
-    shown = list(lines(FILES, str(path), DumpOptions(deep=True)))
+    shown = dump_lines(FILES, str(path), DumpOptions(deep=True))
     assert shown[2].endswith("isvalid: false")
     assert shown[4].endswith("headerKeys: [] endTxnMarker: ABORT coordinatorEpoch: 3")
 
@@ -64,7 +64,7 @@ def test_control_records_of_other_kinds_are_shown_by_their_names(
     data[key : key + 4] = struct.pack(">hh", 0, number)
     data[CRC:ATTRIBUTES] = struct.pack(">I", crc32c(memoryview(bytes(data))[ATTRIBUTES:]))
     path.write_bytes(bytes(data))
-    reported = list(lines(FILES, str(path), DumpOptions(deep=True)))
+    reported = dump_lines(FILES, str(path), DumpOptions(deep=True))
     assert reported[2].endswith("isvalid: true")
     assert reported[3].endswith(f"controlType: {shown}")
 
@@ -102,7 +102,7 @@ def test_indexes_snapshots_and_epochs_are_shown(log_of: MakeLog, batch: MakeBatc
         )
     log.close(TIME)
     size = batch(1).size
-    assert list(lines(FILES, log.active.index.path, DumpOptions()))[1:] == [
+    assert dump_lines(FILES, log.active.index.path, DumpOptions())[1:] == [
         f"offset: {offset} position: {offset * size}" for offset in (3,)
     ]
     assert list(entries(FILES, log.active.time_index.path))[-1] == TimeIndexEntry(TIME + 5, 5)
@@ -121,7 +121,7 @@ def test_a_wrong_index_entry_is_reported(log_of: MakeLog, batch: MakeBatch) -> N
     data = bytearray(path.read_bytes())
     data[3] += 5
     path.write_bytes(data)
-    assert list(lines(FILES, str(path), DumpOptions()))[-2:] == [
+    assert dump_lines(FILES, str(path), DumpOptions())[-2:] == [
         f"Mismatches in :{path}",
         "  Index offset: 6, log offset: 1",
     ]

@@ -16,11 +16,10 @@ from pathlib import Path
 import pytest
 from log_stage import NOW, MakeBatch
 
-from default_limits import DumpOptions, iter_records
+from default_limits import DumpOptions, dump_lines, iter_records
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
 from tidemill.log.system_files import SystemFiles
-from tidemill.log_tools.dump import lines
 from tidemill.model.types import TopicPartition
 
 LIBS = os.environ.get("TIDEMILL_KAFKA_LIBS", "")
@@ -61,7 +60,7 @@ def kafka_dump(paths: list[Path]) -> str:
 
 def our_dump(paths: list[Path]) -> str:
     return "".join(
-        f"{line}\n" for path in paths for line in lines(FILES, str(path), DumpOptions(contents=True))
+        f"{line}\n" for path in paths for line in dump_lines(FILES, str(path), DumpOptions(contents=True))
     )
 
 

@@ -120,13 +120,10 @@ class ScratchFiles(Files):
             return self._entries[path]
         return _Entry(path) if os.path.isfile(path) else None
 
-    def _scratch_path(self) -> str:
-        self._count += 1
-        return f"{self._directory}/{self._count}"
-
     def replace_bytes(self, entry: _Entry, data: bytes) -> None:
         """Gives ``entry`` its own bytes in the scratch directory."""
-        path = self._scratch_path()
+        self._count += 1
+        path = f"{self._directory}/{self._count}"
         with open(path, "wb") as file:
             file.write(data)
         entry.real, entry.limit, entry.changed = path, -1, True

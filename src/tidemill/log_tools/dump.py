@@ -130,15 +130,13 @@ UTF8: Final = text_decoder(java_text, java_text)
 """Decodes key and value as UTF-8, with replacement characters for invalid bytes."""
 
 
-def _no_control(control_type: int, value: bytes | None) -> str | None:
-    return None
-
-
 class DumpOptions(NamedTuple):
     """The output options, with the meaning of those of ``kafka-dump-log``."""
 
     unpacked_bytes_max: int
     """The limit for the unpacked records of one compressed batch."""
+    decode_control: ControlDecoder
+    """For control records other than transaction markers."""
     deep: bool = False
     """Shows every record, not only the batches."""
     contents: bool = False
@@ -152,8 +150,6 @@ class DumpOptions(NamedTuple):
     sanity_only: bool = False
     """Only checks that indexes are consistent."""
     decode: Decoder = UTF8
-    decode_control: ControlDecoder = _no_control
-    """For control records other than transaction markers."""
 
 
 def entries(
@@ -196,14 +192,13 @@ def lines(
     files: Files,
     path: str,
     options: DumpOptions,
-    problems: list[str] | None = None,
-    damage: list[str] | None = None,
+    problems: list[str],
+    damage: list[str],
 ) -> Iterator[str]:
     """Yields the file's lines as ``kafka-dump-log`` prints them.
 
     The findings that this tool prints on its standard error at the end (index entries that do not match the
-    log, gaps between offsets) are appended to ``problems``; without a list, they follow the other lines.
-    Damage is added to ``damage``.
+    log, gaps between offsets) are appended to ``problems``. Damage is added to ``damage``.
     """
     name = os.path.basename(path)
     yield f"Dumping {path}"
@@ -223,8 +218,7 @@ def lines(
         unpacked_bytes_max=options.unpacked_bytes_max,
     ):
         empty = False
-        if damage is not None:
-            note_damage(path, entry, damage)
+        note_damage(path, entry, damage)
         match entry:
             case Mismatch(index_offset, log_offset):
                 text = f"  Index offset: {index_offset}, log offset: {log_offset}"
@@ -240,11 +234,8 @@ def lines(
             last_offset = offset
     if empty:
         yield f"{path} is empty."
-    findings = problems if problems is not None else []
     for heading, texts in found.items():
-        findings += [heading.format(os.path.abspath(path)), *texts]
-    if problems is None:
-        yield from findings
+        problems += [heading.format(os.path.abspath(path)), *texts]
 
 
 def note_damage(path: str, entry: DumpEntry, damage: list[str]) -> None:

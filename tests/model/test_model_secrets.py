@@ -38,7 +38,7 @@ def test_similar_names_are_not_secret(name: str) -> None:
 
 
 def test_settings_do_not_show_their_secrets_and_pickle_them() -> None:
-    settings = Settings.of({"sasl.password": "p4ssword", "client.id": "me"})
+    settings = Settings({"sasl.password": "p4ssword", "client.id": "me"})
     expected = "{'sasl.password': '(hidden)', 'client.id': 'me'}"
     assert (repr(settings), str(settings), f"{settings}") == (expected, expected, expected)
     assert pickle.loads(pickle.dumps(settings))["sasl.password"] == "p4ssword"

@@ -88,7 +88,7 @@ class ClientConfig(ParsedConfig):
             values["delivery.timeout.ms"] = values["linger.ms"] + values["request.timeout.ms"]
 
     def __repr__(self) -> str:
-        return f"ClientConfig({self.role!r}, {Settings.of(self._given)!r})"
+        return f"ClientConfig({self.role!r}, {Settings(self._given)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (ClientConfig, (self.role, self.plain_given()))

@@ -47,7 +47,7 @@ from tidemill.coordination.encoding import (
     write_json_in_slices,
 )
 from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas, decode_lost, lost_fields
-from tidemill.model.configs.listeners import bracketed
+from tidemill.model.configs.listeners import join_address
 from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.ids import decode_id, encode_id
 from tidemill.model.types import TopicPartition
@@ -194,7 +194,7 @@ class BrokerNode:
                 endpoint.listener: endpoint.security_protocol for endpoint in registration.endpoints
             },
             "endpoints": [
-                f"{endpoint.listener}://{bracketed(endpoint.host)}:{endpoint.port}"
+                f"{endpoint.listener}://{join_address(endpoint.host, endpoint.port)}"
                 for endpoint in registration.endpoints
             ],
             "jmx_port": -1,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 HIDDEN = "(hidden)"
@@ -42,8 +42,3 @@ class Settings(dict[str, str]):
         return repr({name: HIDDEN if is_secret(name) else value for name, value in self.items()})
 
     __str__ = __repr__
-
-    @classmethod
-    def of(cls, settings: Mapping[str, str]) -> Settings:
-        """Returns a copy that hides its secrets."""
-        return cls(settings)

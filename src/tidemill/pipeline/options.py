@@ -369,7 +369,7 @@ def _client_options(given: _Options, role: str) -> dict[str, str]:
         first = re.split(r"[ =]", text, maxsplit=1)[0]
         names_a_key = "." in first or text.startswith((f"{first}=", f"{first} is not a key"))
         raise ConfigError(f"option kafka.{text}" if names_a_key else f"options kafka.*: {text}") from None
-    return Settings.of(client)
+    return Settings(client)
 
 
 def _selection(given: _Options) -> tuple[tuple[str, ...], str | None, tuple[TopicPartition, ...]]:

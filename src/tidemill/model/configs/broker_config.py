@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 
+from tidemill.model.configs.access_control import check_access
 from tidemill.model.configs.all_keys import BROKER_KEYS, BROKER_SYNONYMS, TOPIC_KEYS, TOPIC_SYNONYMS
 from tidemill.model.configs.config_def import Key, Value
 from tidemill.model.configs.config_loader import ENVIRONMENT_PREFIX, NOT_KEYS, Gathered
@@ -87,7 +88,7 @@ class BrokerConfig(SourcedConfig):
             if not equals or not key.strip():
                 raise ConfigError(f"--set {text}: it must be KEY=VALUE, as in --set log.dirs=/some/dir")
             gathered.add(key.strip(), value, f"--set {key.strip()}", layer="--set")
-        gathered.check_access()
+        check_access(gathered.settings, gathered.authorizer_options)
         config = cls(
             gathered.settings,
             listener_values=gathered.listener_values,
@@ -193,11 +194,6 @@ class BrokerConfig(SourcedConfig):
             if setting is not None:
                 return setting.provenance
         return "default"
-
-    def source(self, key: str) -> int:
-        """Returns the source of the value, as the number in DescribeConfigs."""
-        synonyms = self.synonyms(key)
-        return synonyms[0].source if synonyms else DEFAULT
 
     def synonyms(self, key: str) -> list[Synonym]:
         """Returns all sources that have a value for ``key``, the effective one first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.model.configs.access_control import AUTHORIZER_OPTIONS, check_access
+from tidemill.model.configs.access_control import AUTHORIZER_OPTIONS
 from tidemill.model.configs.all_keys import BROKER_KEYS, TOPIC_KEYS, TOPIC_SYNONYMS
 from tidemill.model.configs.config_values import Setting
 from tidemill.model.configs.key_support import QUOTAS, YES
@@ -61,10 +61,6 @@ class Gathered:
                 return
         hint = did_you_mean(name, BROKER_KEYS)
         self.warnings.append(f"environment {variable}: {name} is not a broker key, and has no effect{hint}")
-
-    def check_access(self) -> None:
-        """Raises ConfigError where the effective settings ask for access control."""
-        check_access(self.settings, self.authorizer_options)
 
     def quota_warnings(self) -> list[str]:
         """Returns one line for each quota that was set: an operator relies on its limit."""

@@ -37,18 +37,15 @@ class Listener(NamedTuple):
 
 
 def join_address(host: str, port: int) -> str:
-    """Returns ``host:port`` as in bootstrap lists."""
+    """Returns ``host:port`` as in bootstrap lists, with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_listeners(config: SourcedConfig) -> tuple[Listener, ...]:
     """Returns the addresses to bind, from ``listeners`` or from the 0.8 keys ``host.name`` and ``port``."""
-    if config.is_set("listeners"):
-        texts = config.list("listeners")
-    elif config.is_set("host.name") or config.is_set("port"):
-        texts = (f"PLAINTEXT://{bracketed(config.str('host.name'))}:{config.int('port')}",)
-    else:
-        texts = config.list("listeners")
+    texts = config.list("listeners")
+    if not config.is_set("listeners") and (config.is_set("host.name") or config.is_set("port")):
+        texts = (f"PLAINTEXT://{join_address(config.str('host.name'), config.int('port'))}",)
     controllers = {name.upper() for name in config.list("controller.listener.names")}
     protocols = _protocol_map(config)
     found = [_listener("listeners", text, protocols) for text in texts if _name(text) not in controllers]
@@ -175,8 +172,3 @@ def _refuse_repetition(key: str, listeners: list[Listener]) -> None:
 
 def _reachable(host: str) -> str:
     return "localhost" if host in ANY_HOST else host
-
-
-def bracketed(host: str) -> str:
-    """Returns a host for use before a port: an IPv6 address in brackets."""
-    return f"[{host}]" if ":" in host else host

@@ -624,7 +624,7 @@ async def test_limits_the_memory_of_unused_member_ids_on_all_partitions() -> Non
             await service.join(join(long, requires_known_member_id=True))
         assert 800_000 < held_bytes(fixture) < 1_000_000
         assert (await service.join(join("g", alone.member_id))).error is ErrorCode.UNKNOWN_MEMBER_ID
-        assert len(service._timers) < 70
+        assert len(service._timers.current) < 70
         latest = (await service.join(join("g", requires_known_member_id=True))).member_id
         joining = asyncio.ensure_future(service.join(join("g", latest)))
         await fixture.time.advance(60_000)

@@ -31,7 +31,7 @@ def test_keys_fire_at_their_deadlines_in_order() -> None:
         fired.timers.set(key, deadline_ms)
     fired.advance(1_000)
     assert fired.keys == [("a", 1_101), ("b", 1_201), ("c", 1_301)]
-    assert len(fired.timers) == 0
+    assert len(fired.timers.current) == 0
     assert fired.time.armed == 0
 
 

@@ -32,9 +32,9 @@ def manager_of(files: Files, path: str = "/data") -> LogManager:
 
 def test_a_created_log_equals_an_opened_log(tmp_path: Path, batch: MakeBatch) -> None:
     manager = manager_of(SystemFiles(), str(tmp_path))
-    held = len(OPEN_FILES)
+    held = len(OPEN_FILES.held)
     made = manager.create(KEY, TOPIC_ID, LogConfig(), NOW)
-    assert len(OPEN_FILES) == held, "an unused partition holds no descriptor"
+    assert len(OPEN_FILES.held) == held, "an unused partition holds no descriptor"
     assert sorted(path.name for path in (tmp_path / "t-0").iterdir()) == [*NAMES, "partition.metadata"]
     (tmp_path / "u-0").mkdir()
     opened = manager.create(TopicPartition("u", 0), TOPIC_ID, LogConfig(), NOW)

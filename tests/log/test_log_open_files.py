@@ -37,7 +37,7 @@ def test_the_least_recently_used_file_is_closed_first() -> None:
         one.touched = True
     some.opened(Holder())
     assert [one.lets_go for one in holders] == [0, 0, 0, 0, 1, 1, 0, 0]
-    assert len(some) == 7
+    assert len(some.held) == 7
 
 
 def test_a_file_is_opened_above_the_limit_when_all_are_in_use() -> None:
@@ -46,8 +46,8 @@ def test_a_file_is_opened_above_the_limit_when_all_are_in_use() -> None:
     for one in holders:
         one.touched = True
         some.opened(one)
-    assert len(some) <= 8
-    assert sum(one.lets_go for one in holders) == 100 - len(some)
+    assert len(some.held) <= 8
+    assert sum(one.lets_go for one in holders) == 100 - len(some.held)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_writing_and_reading_many_partitions_uses_few_descriptors(
             assert piece.read()[:8] == offset.to_bytes(8, "big")
             assert log.offset_for_timestamp(NOW + offset) == (NOW + offset, offset)
         assert descriptors_under(tmp_path) <= 16 + 1
-    assert len(few) <= 16
+    assert len(few.held) <= 16
     assert manager.close(NOW, {}) == []
 
 

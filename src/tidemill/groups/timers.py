@@ -67,9 +67,6 @@ class Timers(Generic[KeyT]):
         """Returns monotonic milliseconds."""
         self._fire = fire
 
-    def __len__(self) -> int:
-        return len(self.current)
-
     def set(self, key: KeyT, deadline_ms: int) -> None:
         """Sets the deadline of ``key``, and replaces its previous deadline."""
         timer = self.current[key] = _Timer(self, key)

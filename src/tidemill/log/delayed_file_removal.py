@@ -19,9 +19,6 @@ class DelayedFileRemoval:
         self._directories: Counter[str] = Counter()
         """The number of paths in each directory: most directories that are removed as a whole have none."""
 
-    def __len__(self) -> int:
-        return len(self._heap)
-
     def add(self, path: str, due_ms: int) -> None:
         """Removes ``path`` at ``due_ms`` or later."""
         heapq.heappush(self._heap, (due_ms, path))

@@ -43,29 +43,27 @@ class OpenFiles:
 
     def __init__(self, limit: int = 0) -> None:
         self._limit = limit
-        self._held: OrderedDict[Holder, None] = OrderedDict()
+        self.held: OrderedDict[Holder, None] = OrderedDict()
+        """The holders of descriptors, those that were used least recently first."""
         self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._held)
 
     def opened(self, holder: Holder) -> None:
         """Registers that ``holder`` opened its file. May be called from any thread."""
         with self._lock:
-            self._held[holder] = None
+            self.held[holder] = None
             if self._limit == 0:
                 self._limit = share_of_limit()
-            if len(self._held) > self._limit:
+            if len(self.held) > self._limit:
                 # Several at a time, so that a long scan does not evict at every open.
                 self._evict(self._limit - self._limit // 8)
 
     def closed(self, holder: Holder) -> None:
         """Unregisters a holder that closed its file."""
         with self._lock:
-            self._held.pop(holder, None)
+            self.held.pop(holder, None)
 
     def _evict(self, keep: int) -> None:
-        held = self._held
+        held = self.held
         chances = len(held)
         while len(held) > keep:
             holder, _ = held.popitem(last=False)
@@ -78,10 +76,10 @@ class OpenFiles:
 
     def make_room(self, problem: OSError) -> bool:
         """Closes half of the files after an open failed with ``problem``. Returns False if useless."""
-        if problem.errno not in _SHORT_OF_DESCRIPTORS or not self._held:
+        if problem.errno not in _SHORT_OF_DESCRIPTORS or not self.held:
             return False
         with self._lock:
-            self._evict(len(self._held) // 2)
+            self._evict(len(self.held) // 2)
         return True
 
 

@@ -99,6 +99,19 @@ def _write_all(descriptor: int, rest: memoryview) -> None:
         rest = rest[count:]
 
 
+def _replace(path: str, data: bytes, *, sync: bool) -> None:
+    """Writes a file under a temporary name, and renames it to ``path``. ``sync``: syncs its bytes before."""
+    temporary = f"{path}.tmp"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        _write_all(descriptor, memoryview(data))
+        if sync:
+            _sync_descriptor(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(temporary, path)
+
+
 class SystemFile(File):
     """An open file of the operating system."""
 
@@ -282,14 +295,7 @@ class SystemFiles(Files):
             return file.readall()
 
     def replace(self, path: str, data: bytes) -> None:
-        temporary = f"{path}.tmp"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        try:
-            _write_all(descriptor, memoryview(data))
-            _sync_descriptor(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, path)
+        _replace(path, data, sync=True)
         self.sync_directory(os.path.dirname(path))
 
     def exists(self, path: str) -> bool:
@@ -329,15 +335,7 @@ class SystemFiles(Files):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
 
     def write_unsynced(self, path: str, data: bytes) -> None:
-        temporary = f"{path}.tmp"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        try:
-            written = os.write(descriptor, data)
-            if written != len(data):
-                _write_all(descriptor, memoryview(data)[written:])
-        finally:
-            os.close(descriptor)
-        os.rename(temporary, path)
+        _replace(path, data, sync=False)
 
     def rename(self, old: str, new: str) -> None:
         os.replace(old, new)

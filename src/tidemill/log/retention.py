@@ -86,10 +86,7 @@ def expired_segments(
     The active segment counts if it has records. Before its deletion, the log rolls to a new one.
     """
     facts = segment_facts(log)
-    closed = len(facts) - 1
-    if facts[-1].size_bytes > 0:
-        closed += 1
-    candidates = facts[:closed]
+    candidates = facts if facts[-1].size_bytes > 0 else facts[:-1]
     log_bytes = committed_bytes(log, high_watermark)
     goes = [False] * len(candidates)
     for policy in policies:

@@ -27,6 +27,7 @@ from tidemill.coordination.coordination_store import Create, ensure_paths
 from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.nodes import ConfigChangeNode, ConfigNode, ConfigResource
 from tidemill.model.configs import BrokerConfig, GroupConfig
+from tidemill.model.configs.config_values import DEFAULT, DYNAMIC_GROUP
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.alter_configs import AlterableConfig, AlterConfigsRequest, AlterConfigsResource
 from tidemill.wire.messages.list_config_resources import ListConfigResourcesRequest
@@ -164,7 +165,8 @@ async def test_unreadable_settings_of_a_group_do_not_affect_other_groups(tmp_pat
 def test_invalid_values_of_a_group_are_ignored() -> None:
     config = GroupConfig(BrokerConfig.of(), {SESSION: "soon", HEARTBEAT: "6000", "gone.key": "1"})
     assert (config.int(SESSION), config.int(HEARTBEAT)) == (45_000, 6000)
-    assert config.overrides == {HEARTBEAT: "6000"}
+    sources = [config.synonyms(key)[0].source for key in (SESSION, HEARTBEAT)]
+    assert sources == [DEFAULT, DYNAMIC_GROUP]
 
 
 async def test_resources_with_settings_are_listed_as_apache_kafka_lists_them(tmp_path: Path) -> None:

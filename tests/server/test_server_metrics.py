@@ -40,7 +40,6 @@ def test_a_histogram_counts_in_the_right_buckets() -> None:
     for seconds in (0.05, 0.1, 0.5, 7.0):
         histogram.record(seconds)
     assert histogram.cumulative() == [("0.1", 2.0), ("1.0", 3.0), ("+Inf", 4.0)]
-    assert histogram.count == 4
     assert histogram.sum == pytest.approx(7.65)
 
 

@@ -26,7 +26,6 @@ class EntryFile:
     """The raw entries of an index file. ``fault`` describes a wrong size; empty if there is none."""
 
     def __init__(self, files: Files, path: str, layout: struct.Struct, entry_bytes: int) -> None:
-        self.path = path
         self.layout = layout
         self.entry_bytes = entry_bytes
         self.file = files.open(path, read_only=True)

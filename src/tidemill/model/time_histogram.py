@@ -28,11 +28,6 @@ class TimeHistogram:
         self.counts[bisect_left(self.bounds, seconds)] += 1
         self.sum += seconds
 
-    @property
-    def count(self) -> int:
-        """The number of durations counted."""
-        return sum(self.counts)
-
     def cumulative(self) -> list[tuple[str, float]]:
         """Returns (upper bound, number of durations up to it) for every bucket, ``+Inf`` last."""
         total = 0

@@ -31,7 +31,6 @@ from tidemill.records.record_reader import read_records
 ABORT: Final = 0
 COMMIT: Final = 1
 UNKNOWN_CONTROL_TYPE: Final = -1
-UNKNOWN_VERSION: Final = -1
 
 VERSION: Final = 0
 KEY_BYTES_MIN: Final = 2 + 2
@@ -64,14 +63,13 @@ class EndTransactionMarker:
 
 
 class ControlRecord:
-    """A control record: the version and type in its key, and the marker if it ends a transaction.
+    """A control record: the type in its key, and the marker if it ends a transaction.
 
-    They are :data:`UNKNOWN_VERSION` and :data:`UNKNOWN_CONTROL_TYPE` when the key is too short. Other types
-    than those of markers are known to Kafka's Raft only.
+    The type is :data:`UNKNOWN_CONTROL_TYPE` when the key is too short. Other types than those of markers are
+    known to Kafka's Raft only.
     """
 
-    def __init__(self, version: i64, control_type: i64, marker: EndTransactionMarker | None) -> None:
-        self.version: i64 = version
+    def __init__(self, control_type: i64, marker: EndTransactionMarker | None) -> None:
         self.control_type: i64 = control_type
         self.marker = marker
 
@@ -79,13 +77,12 @@ class ControlRecord:
 def decode_control_record(key: bytes | None, value: bytes | None) -> ControlRecord:
     """Decodes the key and value of a record in a control batch."""
     if key is None or len(key) < KEY_BYTES_MIN:
-        return ControlRecord(UNKNOWN_VERSION, UNKNOWN_CONTROL_TYPE, None)
-    version: i64 = i64(read_i16_be(key, 0))
+        return ControlRecord(UNKNOWN_CONTROL_TYPE, None)
     control_type: i64 = i64(read_i16_be(key, 2))
     if (control_type != ABORT and control_type != COMMIT) or value is None or len(value) < VALUE_BYTES_MIN:
-        return ControlRecord(version, control_type, None)
+        return ControlRecord(control_type, None)
     marker = EndTransactionMarker(control_type, i64(read_i32_be(value, 2)))
-    return ControlRecord(version, control_type, marker)
+    return ControlRecord(control_type, marker)
 
 
 def read_control_record(batch: Batch) -> ControlRecord | None:

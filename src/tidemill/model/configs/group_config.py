@@ -25,17 +25,16 @@ STANDBY: Final = "streams.num.standby.replicas"
 
 
 class GroupConfig(Config):
-    """The effective settings of a group: ``overrides`` are its own settings, as written, over the broker's.
+    """The effective settings of a group: its own settings, ``overrides`` as written, over the broker's.
 
     An invalid setting in the store, which another program wrote, counts as not set.
     """
 
-    __slots__ = ("_own", "broker", "overrides")
+    __slots__ = ("_own", "broker")
 
     def __init__(self, broker: BrokerConfig, overrides: Mapping[str, str]) -> None:
         self.broker = broker
         self._own, _ = GROUP_KEYS.parse_stored(overrides)
-        self.overrides = {name: overrides[name] for name in self._own}
 
     def get(self, key: str) -> Value:
         """Returns the effective value of the group key."""

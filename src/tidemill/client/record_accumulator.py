@@ -484,8 +484,8 @@ class RecordAccumulator:
             event = batch.event
         if not event.wait(timeout):
             raise RequestTimeout(
-                f"batch for {batch.queue.topic}-{batch.queue.partition} is not completed after {timeout:g} s: "
-                "retries continue until delivery.timeout.ms"
+                f"batch for {batch.queue.topic}-{batch.queue.partition} is not completed after "
+                f"{timeout:g} s: retries continue until delivery.timeout.ms"
             )
 
     def mark_all_urgent(self) -> list[ProducerBatch]:

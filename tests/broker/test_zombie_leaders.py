@@ -22,7 +22,7 @@ from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, parse_batch
-from tidemill.replication.delayed_operations import CommitCallback
+from tidemill.replication.delayed_operations import OffsetCallback
 from tidemill.replication.partition import Partition
 from tidemill.wire.apis import ApiKey
 from unpaused import requests_in
@@ -75,7 +75,7 @@ def produce(partition: Partition) -> asyncio.Future[KafkaError | None]:
     """Produces with ``acks=all``. The future has the error of the response."""
     future: asyncio.Future[KafkaError | None] = asyncio.get_running_loop().create_future()
     result = partition.append(a_batch(), -1, 0)
-    partition.delayed.wait_committed(result.last_offset + 1, CommitCallback(future.set_result))
+    partition.delayed.wait_committed(result.last_offset + 1, OffsetCallback(future.set_result))
     return future
 
 

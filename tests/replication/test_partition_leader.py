@@ -11,7 +11,7 @@ from default_limits import iter_records
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.replication.delayed_operations import CommitCallback, FetchWaiter, WatchedPartition
+from tidemill.replication.delayed_operations import FetchWaiter, OffsetCallback, WatchedPartition
 from tidemill.replication.partition import Partition
 
 
@@ -28,7 +28,7 @@ class Reader(FetchWaiter):
 def wait(partition: Partition, end_offset: int) -> list[KafkaError | None]:
     """Records the result of a produce with acks=all."""
     outcomes: list[KafkaError | None] = []
-    partition.delayed.wait_committed(end_offset, CommitCallback(outcomes.append))
+    partition.delayed.wait_committed(end_offset, OffsetCallback(outcomes.append))
     return outcomes
 
 

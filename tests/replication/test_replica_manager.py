@@ -27,7 +27,7 @@ from tidemill.model.event_loop_slices import ITEMS_AT_ONCE_MAX, ITEMS_PER_SLICE,
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.batch import Batch
 from tidemill.replication.abstract_fetcher_manager import AbstractFetcherManager
-from tidemill.replication.delayed_operations import CommitCallback
+from tidemill.replication.delayed_operations import OffsetCallback
 from tidemill.replication.hosted_topics import counters_of
 from tidemill.replication.partition import Partition
 from tidemill.replication.partition_state import PartitionState
@@ -89,7 +89,7 @@ class Stage:
         end = result.last_offset + 1
         if partition.is_committed(end):
             return None
-        partition.delayed.wait_committed(end, CommitCallback(future.set_result))
+        partition.delayed.wait_committed(end, OffsetCallback(future.set_result))
         return await asyncio.wait_for(future, 10)
 
     async def flushed(self) -> None:
@@ -618,8 +618,8 @@ async def test_a_retried_batch_does_not_wait_for_later_batches() -> None:
         partition.append(made(20), -1, 0)
         ended: list[str] = []
 
-        def waiter(name: str) -> CommitCallback:
-            return CommitCallback(lambda error: ended.append(name))
+        def waiter(name: str) -> OffsetCallback:
+            return OffsetCallback(lambda error: ended.append(name))
 
         for name, end in (("first", 10), ("second", 20), ("first again", 10)):
             partition.delayed.wait_committed(end, waiter(name))

@@ -16,7 +16,7 @@ from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
 from tidemill.records.batch import parse_batch
 from tidemill.records.record_reader import iter_stored
-from tidemill.replication.delayed_operations import CommitCallback
+from tidemill.replication.delayed_operations import OffsetCallback
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
@@ -59,7 +59,7 @@ class PartitionOffsetsLog:
         if found.is_committed(end_offset):
             future.set_result(None)
         else:
-            found.delayed.wait_committed(end_offset, CommitCallback(lambda error: _complete(future, error)))
+            found.delayed.wait_committed(end_offset, OffsetCallback(lambda error: _complete(future, error)))
         return future
 
     async def read(self, partition: int) -> AsyncIterator[bytes]:
@@ -105,7 +105,7 @@ async def _wait_until_committed(partition: Partition, end_offset: int) -> None:
     if partition.is_committed(end_offset):
         return
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    partition.delayed.wait_committed(end_offset, CommitCallback(lambda error: _complete(future, error)))
+    partition.delayed.wait_committed(end_offset, OffsetCallback(lambda error: _complete(future, error)))
     try:
         done, _ = await asyncio.wait([future], timeout=COMMIT_WARNING_S)
     except asyncio.CancelledError:

@@ -60,30 +60,15 @@ class OffsetWaiter(DelayedOperation):
         raise NotImplementedError
 
 
-class CommitCallback(OffsetWaiter):
-    """Calls a function with None when the offset is committed, or with the error."""
+class OffsetCallback(OffsetWaiter):
+    """Calls a function with None when the offset is reached, or with the error."""
 
     def __init__(self, call: Callable[[KafkaError | None], None]) -> None:
         self.call = call
 
     def on_reached(self, partition: WatchedPartition) -> None:
-        """The offset is committed; there may be too few in-sync replicas."""
+        """The offset is reached; there may be too few in-sync replicas."""
         self.call(partition.commit_error())
-
-    def on_failed(self, partition: WatchedPartition, error: KafkaError) -> None:
-        """The offset cannot be committed here."""
-        self.call(error)
-
-
-class DeleteRecordsCallback(OffsetWaiter):
-    """Calls a function with None when all live replicas have deleted the records, or with the error."""
-
-    def __init__(self, call: Callable[[KafkaError | None], None]) -> None:
-        self.call = call
-
-    def on_reached(self, partition: WatchedPartition) -> None:
-        """All live replicas have deleted the records."""
-        self.call(None)
 
     def on_failed(self, partition: WatchedPartition, error: KafkaError) -> None:
         """The partition was deleted, has another leader, or its disk failed."""

@@ -35,8 +35,7 @@ NEVER_MS: Final[i64] = -1
 class Follower:
     """The state of one follower, from its fetches."""
 
-    def __init__(self, broker_id: i32) -> None:
-        self.broker_id: i32 = broker_id
+    def __init__(self) -> None:
         self.epoch: i64 = NO_BROKER_EPOCH
         """The broker epoch of its last fetch; -1 before that, or if it sends none."""
         self.end_offset: i64 = NO_OFFSET
@@ -120,7 +119,7 @@ class FollowerReplicas:
         self.followers: dict[int, Follower] = {}
         for broker in replicas:
             if broker != leader:
-                follower = Follower(broker)
+                follower = Follower()
                 if broker in isr_state.isr:
                     follower.caught_up_ms = now_ms
                 self.followers[broker] = follower
@@ -130,7 +129,7 @@ class FollowerReplicas:
         isr = self.isr_state.isr
         for broker in replicas:
             if broker != self.leader and broker not in self.followers:
-                self.followers[broker] = Follower(broker)
+                self.followers[broker] = Follower()
         for broker, follower in list(self.followers.items()):
             if broker not in replicas:
                 del self.followers[broker]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mypy_extensions import i32, i64
+from mypy_extensions import i64
 
 
 class CommittedIsr:
@@ -62,7 +62,3 @@ class IsrState:
     def withdraw(self) -> None:
         """Records that the controller has rejected the request."""
         self.pending = None
-
-    def with_joined(self, broker: i32) -> tuple[int, ...]:
-        """The committed ISR with ``broker``."""
-        return (*self.committed.isr, int(broker))

@@ -37,8 +37,7 @@ class StoreIsolation:
                     partition.topic,
                     partition.index,
                 )
-                state = PartitionState.of(partition)
-                self._left[partition] = state
+                self._left[partition] = PartitionState.of(partition)
                 self._partitions.stop_leading(partition)
 
     def resume(self) -> None:

@@ -83,8 +83,7 @@ class LogFlusher:
         """Syncs the current content of the log."""
         async with self._exclusive(one):
             job = one.begin_flush()
-            await self._run(job)
-            one.finish_flush(job, self._clock.wall_ms())
+            await self._run(one, job)
             return job
 
     @asynccontextmanager
@@ -104,7 +103,7 @@ class LogFlusher:
             del self._syncing[one]
             ended.set_result(None)
 
-    async def _run(self, job: FlushJob) -> None:
+    async def _run(self, one: Log, job: FlushJob) -> None:
         began = self._clock.monotonic()
         try:
             await self._loop.run_in_executor(self._syncers, job.run)
@@ -112,6 +111,7 @@ class LogFlusher:
             # Its data may be lost, unlike that of a truncation or checkpoint without space.
             raise StorageError(str(problem)) from problem
         self.times.record(self._clock.monotonic() - began)
+        one.finish_flush(job, self._clock.wall_ms())
 
     async def flush_due(self) -> None:
         """Syncs the logs whose ``flush.ms`` has passed, rolled segments, and logs with many unsynced bytes.
@@ -133,8 +133,7 @@ class LogFlusher:
         """Syncs a log whose flush is due. Returns whether the sync succeeded."""
         try:
             async with self._exclusive(one):
-                await self._run(job)
-                one.finish_flush(job, self._clock.wall_ms())
+                await self._run(one, job)
         except StorageError as problem:
             self._failures.sync_failed(one, problem)
             return False

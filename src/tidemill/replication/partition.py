@@ -598,7 +598,7 @@ class Partition(WatchedPartition):
         if int(broker) not in self.isr and replication.can_join_isr(
             broker, self.high_watermark, self.epoch_start, self.log.start_offset
         ):
-            self._request_isr(self.isr_state.with_joined(broker))
+            self._request_isr((*self.isr, int(broker)))
         return True
 
     def fetch_repeated(self, broker: i32, now_ms: i64, epoch: i64 = NO_BROKER_EPOCH) -> None:

@@ -14,7 +14,7 @@ from tidemill.broker.admin_log import log_changes
 from tidemill.broker.api_declaration import declare_api
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.event_loop_slices import slices_of
-from tidemill.replication.delayed_operations import DeleteRecordsCallback
+from tidemill.replication.delayed_operations import OffsetCallback
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import delete_records as messages
 
@@ -35,7 +35,7 @@ class Deletion(NamedTuple):
     offset: int
     """All records below it are deleted."""
     result: messages.DeleteRecordsPartitionResult
-    waiter: DeleteRecordsCallback
+    waiter: OffsetCallback
     done: asyncio.Future[KafkaError | None]
 
 
@@ -84,7 +84,7 @@ def begin(partition: Partition, offset: int, result: messages.DeleteRecordsParti
     """Advances the log start offset here to ``offset``, and waits for the followers."""
     target = delete(partition, offset)
     done: asyncio.Future[KafkaError | None] = asyncio.get_running_loop().create_future()
-    waiter = DeleteRecordsCallback(lambda error: None if done.done() else done.set_result(error))
+    waiter = OffsetCallback(lambda error: None if done.done() else done.set_result(error))
     partition.wait_deleted(target, waiter)
     return Deletion(partition, target, result, waiter, done)
 

@@ -11,7 +11,7 @@ from tidemill.broker.controller_request_batch import (
     request_builders,
 )
 from tidemill.controller.controlled_shutdown_leader_election import plan_shutdown_in_slices
-from tidemill.controller.leader_election import plan_broker_change_in_slices, plan_failed_replicas_in_slices
+from tidemill.controller.leader_election import plan_broker_change_in_slices, plan_reported_replicas_in_slices
 from tidemill.controller.topics import plan_creation_in_slices, plan_growth_in_slices
 from tidemill.coordination.cluster_image import BrokerImage
 from tidemill.model.event_loop_slices import run_at_once
@@ -32,8 +32,8 @@ def unpaused(work: Callable[P, Generator[None, None, Result]]) -> Callable[P, Re
 
 plan_broker_change = unpaused(plan_broker_change_in_slices)
 plan_creation = unpaused(plan_creation_in_slices)
-plan_failed_replicas = unpaused(plan_failed_replicas_in_slices)
 plan_growth = unpaused(plan_growth_in_slices)
+plan_reported_replicas = unpaused(plan_reported_replicas_in_slices)
 plan_shutdown = unpaused(plan_shutdown_in_slices)
 
 

@@ -11,7 +11,7 @@ from tidemill.controller.controlled_shutdown_leader_election import check_stoppi
 from tidemill.controller.leader_election import (
     CHANGES_PER_SLICE,
     plan_broker_change_in_slices,
-    plan_failed_replicas_in_slices,
+    plan_reported_replicas_in_slices,
 )
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -56,7 +56,8 @@ def test_a_shutdown_with_thousands_of_partitions_is_planned_with_pauses() -> Non
     assert pauses >= 2 * many // CHANGES_PER_SLICE, "one loop for the states, one for the writes"
     gone = plan_broker_change_in_slices(image.with_brokers(living(2)), gone=[1])
     assert sum(1 for _ in gone) >= 2 * many // CHANGES_PER_SLICE
-    failed = plan_failed_replicas_in_slices(image, 1, {image.topics["t"].topic_id: range(many)})
+    topic_id = image.topics["t"].topic_id
+    failed = plan_reported_replicas_in_slices(image, 1, {topic_id: range(many)}, is_offline=True)
     assert sum(1 for _ in failed) >= 2 * many // CHANGES_PER_SLICE
 
 

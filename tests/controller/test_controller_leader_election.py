@@ -21,7 +21,6 @@ from tidemill.controller.leader_election import (
     elect,
     next_state,
     plan_policy_change,
-    plan_served_replicas_in_slices,
     plan_topic_elections,
     recovery_candidates,
 )
@@ -31,9 +30,8 @@ from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.types import NO_BROKER
-from unpaused import plan_broker_change, plan_failed_replicas
+from unpaused import plan_broker_change, plan_reported_replicas
 
 UNSYNCED = LostReplicas(unsynced=True)
 SAFE = ElectionPolicy()
@@ -455,14 +453,14 @@ def test_an_offline_replica_is_not_elected_until_its_broker_registers_again() ->
         (1, 2, 3), topic("t", partition([1, 2, 3]), partition([2, 3, 1]), partition([1], isr=[1]))
     )
     topic_id = image.topics["t"].topic_id
-    (plan,) = plan_failed_replicas(image, 1, {topic_id: [0, 1, 2], b"?" * 16: [0]})
+    (plan,) = plan_reported_replicas(image, 1, {topic_id: [0, 1, 2], b"?" * 16: [0]}, is_offline=True)
     assert [(p.leader, p.isr, p.leader_epoch) for p in plan.topic.partitions] == [
         (2, [2, 3], 5),
         (2, [2, 3], 4),
         (NO_BROKER, [], 5),
     ]
     failed = image.with_topics([plan.topic])
-    assert plan_failed_replicas(failed, 1, {topic_id: [0, 1, 2]}) == []
+    assert plan_reported_replicas(failed, 1, {topic_id: [0, 1, 2]}, is_offline=True) == []
     (other,) = plan_broker_change(failed.with_brokers(living(1, 3)), gone=[2])
     assert [(p.leader, p.isr) for p in other.topic.partitions][:2] == [(3, [3]), (3, [3])]
     (back,) = plan_broker_change(failed, came=[1])
@@ -476,13 +474,13 @@ def test_an_offline_replica_is_not_elected_until_its_broker_registers_again() ->
 def test_a_replica_that_is_served_again_is_online_and_can_be_elected() -> None:
     image = cluster((1, 2, 3), topic("t", partition([1, 2, 3]), partition([1], isr=[1]), partition([2, 3])))
     topic_id = image.topics["t"].topic_id
-    (plan,) = plan_failed_replicas(image, 1, {topic_id: [0, 1]})
+    (plan,) = plan_reported_replicas(image, 1, {topic_id: [0, 1]}, is_offline=True)
     failed = image.with_topics([plan.topic])
     served = {topic_id: [0, 1, 2, 7], b"?" * 16: [0]}
-    (back,) = run_at_once(plan_served_replicas_in_slices(failed, 1, served))
+    (back,) = plan_reported_replicas(failed, 1, served, is_offline=False)
     assert [(p.leader, p.offline) for p in back.topic.partitions] == [
         (2, frozenset()),
         (1, frozenset()),
         (2, frozenset()),
     ]
-    assert run_at_once(plan_served_replicas_in_slices(image, 1, served)) == []
+    assert plan_reported_replicas(image, 1, served, is_offline=False) == []

@@ -1162,8 +1162,8 @@ CONTROLLER: Final = (
     Fault(
         "isr-of-former-epoch-written",
         "controller/alter_partition.py",
-        'leader epoch", change.leader_epoch, partition.leader_epoch, _FENCED)\n',
-        'leader epoch", partition.leader_epoch, partition.leader_epoch, _FENCED)\n',
+        'leader epoch",\n        change.leader_epoch,\n',
+        'leader epoch",\n        partition.leader_epoch,\n',
         "A leader of a former epoch does not change the ISR.",
         reason="The check is redundant except for its error: the partition epoch grows with each leader"
         " epoch, and its check rejects every other ISR as well.",
@@ -1172,9 +1172,9 @@ CONTROLLER: Final = (
     Fault(
         "isr-over-unknown-state",
         "controller/alter_partition.py",
-        '    _check_epoch(\n        f"partition {number}: partition epoch", change.partition_epoch,'
-        " partition.partition_epoch, _OUTDATED\n"
-        "    )\n",
+        '    _check_epoch(\n        f"partition {number}: partition epoch",\n'
+        "        change.partition_epoch,\n        partition.partition_epoch,\n"
+        "        ErrorCode.INVALID_UPDATE_VERSION,\n    )\n",
         "",
         "A new ISR is written only over the state that the leader knows.",
     ),

@@ -22,7 +22,7 @@ from tidemill.controller.alter_partition import ANY_EPOCH, AlterPartitionItem, p
 from tidemill.controller.controller_context import ControllerContext
 from tidemill.controller.election_settings import UNCLEAN
 from tidemill.controller.failover import Failover
-from tidemill.controller.leader_election import LogEnd, plan_failed_replicas_in_slices
+from tidemill.controller.leader_election import LogEnd, plan_reported_replicas_in_slices
 from tidemill.controller.unclean_recovery import ReceivedLogEnds, UncleanRecovery
 from tidemill.coordination.cluster_image import ClusterImage, Delta
 from tidemill.coordination.coordination_store import Check, Create, Operation, SetData
@@ -65,7 +65,7 @@ CHANGE_LOCK = ControllerContext.change_lock
 ASK = UncleanRecovery._request_log_ends
 APPLY_SETTINGS = ControllerContext._apply_settings
 PLAN_ISR_CHANGE = plan_isr_change
-PLANNING_FAILED = plan_failed_replicas_in_slices
+PLANNING_REPORTED = plan_reported_replicas_in_slices
 
 
 class LogEndsResponse(NamedTuple):
@@ -184,15 +184,19 @@ class ControllerPromise:
                 )
             return after
 
-        def plan_failed_in_slices(
-            image: ClusterImage, broker: int, failed: Mapping[bytes, Iterable[int]], *others: Any
+        def plan_reported_in_slices(
+            image: ClusterImage,
+            broker: int,
+            reported: Mapping[bytes, Iterable[int]],
+            *others: Any,
+            is_offline: bool,
         ) -> Generator[None, None, Any]:
             knowledge = promise._knowledge()
-            for topic_id, numbers in failed.items():
+            for topic_id, numbers in reported.items() if is_offline else ():
                 for number in numbers:
                     knowledge.failed[topic_id, number] = broker, knowledge.changes
                     knowledge.failed_in[topic_id, number, broker] = image.brokers[broker].epoch
-            return PLANNING_FAILED(image, broker, failed, *others)
+            return PLANNING_REPORTED(image, broker, reported, *others, is_offline=is_offline)
 
         return [
             mock.patch.object(ControllerContext, "change_lock", change_lock),
@@ -200,7 +204,7 @@ class ControllerPromise:
             mock.patch.object(ControllerContext, "_apply_settings", apply_settings),
             mock.patch.object(UncleanRecovery, "_request_log_ends", ask),
             mock.patch.object(alter_partition, "plan_isr_change", plan_change),
-            mock.patch.object(failover, "plan_failed_replicas_in_slices", plan_failed_in_slices),
+            mock.patch.object(failover, "plan_reported_replicas_in_slices", plan_reported_in_slices),
         ]
 
     def controller_begins(self) -> None:

@@ -19,7 +19,7 @@ from tidemill.controller.leader_election import (
     ElectionPolicy,
     LogEnd,
     plan_broker_change_in_slices,
-    plan_failed_replicas_in_slices,
+    plan_reported_replicas_in_slices,
     plan_topic_elections,
 )
 from tidemill.coordination.cluster_image import BrokerImage, ClusterImage
@@ -158,7 +158,9 @@ class ReliableController:
             }
             if self.is_registered(broker):
                 plans = run_at_once(
-                    plan_failed_replicas_in_slices(self.image, broker.node_id, by_topic, policy_of)
+                    plan_reported_replicas_in_slices(
+                        self.image, broker.node_id, by_topic, policy_of, is_offline=True
+                    )
                 )
                 if plans:
                     self._publish(self.image.with_topics(plan.topic for plan in plans))

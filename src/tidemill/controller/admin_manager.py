@@ -487,7 +487,7 @@ class AdminManager:
                 self.context.mark_stale()
                 return problem
             error = await self.context.write_or_error(in_pieces(Delete(path) for path in reversed(doomed)))
-            if not _is_missing(error):
+            if error is None or error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 break
         return error
 
@@ -498,10 +498,6 @@ def _config_path(topic: str) -> str:
 
 def _is_existing(error: KafkaError | None) -> bool:
     return error is not None and error.code == ErrorCode.TOPIC_ALREADY_EXISTS
-
-
-def _is_missing(error: KafkaError | None) -> bool:
-    return error is not None and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _absence_check(broker_id: int) -> list[Operation]:

@@ -179,11 +179,6 @@ class AdminNodeRequests:
     async def deletion_marks_changed(self) -> None:
         """Deletes the topics that are marked for deletion. Raises StoreError, NOT_CONTROLLER."""
         controller = self._controller
-
-        def is_unreadable(name: str) -> bool:
-            """Whether the topic is unreadable, so that its deletion waits."""
-            return (TOPIC, name) in controller.image.unreadable
-
         async with controller.context.change_lock():
             # The controller created the marks of deletions in progress itself.
             marked = await controller.context.store.children(DELETE_TOPICS)
@@ -192,7 +187,8 @@ class AdminNodeRequests:
             # A remaining mark would schedule like a deletion in progress.
             is_refused = not controller.context.config().bool("delete.topic.enable")
             for name in new:
-                if is_refused or (name not in known and not is_unreadable(name)):
+                # The deletion of an unreadable topic waits.
+                if is_refused or (name not in known and (TOPIC, name) not in controller.image.unreadable):
                     await controller.context.write_operations([Delete(DeleteTopicNode.path(name))])
         if known and is_refused:
             log_refused_deletions(known)

@@ -82,7 +82,12 @@ def plan_isr_change(
       offline replica, or reports lost records in its registration.
     """
     number = partition.partition
-    _check_epoch(f"partition {number}: leader epoch", change.leader_epoch, partition.leader_epoch, _FENCED)
+    _check_epoch(
+        f"partition {number}: leader epoch",
+        change.leader_epoch,
+        partition.leader_epoch,
+        ErrorCode.FENCED_LEADER_EPOCH,
+    )
     if change.leader != partition.leader:
         raise KafkaError(
             f"partition {number} is led by broker {partition.leader}, not by {change.leader}",
@@ -98,7 +103,10 @@ def plan_isr_change(
     if isr == partition.isr and change.partition_epoch <= partition.partition_epoch:
         return partition  # The response to the first request was lost.
     _check_epoch(
-        f"partition {number}: partition epoch", change.partition_epoch, partition.partition_epoch, _OUTDATED
+        f"partition {number}: partition epoch",
+        change.partition_epoch,
+        partition.partition_epoch,
+        ErrorCode.INVALID_UPDATE_VERSION,
     )
     _check_members(number, partition, isr)
     for member in change.isr:
@@ -136,10 +144,6 @@ def _ineligible(
     if broker in partition.offline:
         return "cannot read or write its replica, and cannot join the ISR before it is restarted"
     return ""
-
-
-_FENCED = ErrorCode.FENCED_LEADER_EPOCH
-_OUTDATED = ErrorCode.INVALID_UPDATE_VERSION
 
 
 def _check_epoch(what: str, asked: int, known: int, outdated: ErrorCode) -> None:

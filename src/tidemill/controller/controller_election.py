@@ -45,17 +45,13 @@ class ControllerElection:
         self._clock = clock
         self._epoch_version: int | None = None
         """The version of the node of the controller epoch; None while this broker is not the controller."""
-        self._epoch = 0
+        self.epoch = 0
+        """The controller epoch of the last election that this broker won."""
 
     @property
     def is_active(self) -> bool:
         """Whether this broker is the controller, in its own state; the store may have another."""
         return self._epoch_version is not None
-
-    @property
-    def epoch(self) -> int:
-        """The controller epoch of the last election that this broker won."""
-        return self._epoch
 
     def check_active(self) -> None:
         """Raises NOT_CONTROLLER unless this broker is the controller in its own state."""
@@ -120,7 +116,7 @@ class ControllerElection:
         except (NodeExists, NoNode, BadVersion):
             return False  # Another broker was faster.
         self._epoch_version = results[-1].version
-        self._epoch = epoch
+        self.epoch = epoch
         return True
 
     def notify_elected(self) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from tidemill.controller.broker_change_log import log_broker_changes
 from tidemill.controller.controller_context import ControllerContext
 from tidemill.controller.leader_election import (
     plan_broker_change_in_slices,
-    plan_failed_replicas_in_slices,
-    plan_served_replicas_in_slices,
+    plan_reported_replicas_in_slices,
 )
 from tidemill.controller.lost_replica_reports import reported_losses
 from tidemill.controller.topics import Plan
@@ -138,7 +137,7 @@ class Failover:
         again. Raises StoreError, NOT_CONTROLLER.
         """
         async with self._changing_reported(
-            plan_failed_replicas_in_slices, broker_id, failed, broker_epoch=broker_epoch
+            broker_id, failed, broker_epoch=broker_epoch, is_offline=True
         ) as plans:
             if plans:
                 logger.warning("replicas of %d topics on broker %d are offline", len(plans), broker_id)
@@ -155,7 +154,7 @@ class Failover:
         NOT_CONTROLLER.
         """
         async with self._changing_reported(
-            plan_served_replicas_in_slices, broker_id, served, broker_epoch=broker_epoch
+            broker_id, served, broker_epoch=broker_epoch, is_offline=False
         ) as plans:
             if plans:
                 logger.info("replicas of %d topics on broker %d are online again", len(plans), broker_id)
@@ -164,11 +163,11 @@ class Failover:
     @contextlib.asynccontextmanager
     async def _changing_reported(
         self,
-        plan_in_slices: Callable[..., Generator[None, None, list[Plan]]],
         broker_id: int,
         partitions: Sequence[tuple[bytes, int]],
         *,
         broker_epoch: int,
+        is_offline: bool,
     ) -> AsyncIterator[list[Plan]]:
         """Begins a change with the plans for partitions that a broker reported under ``broker_epoch``.
 
@@ -182,8 +181,13 @@ class Failover:
                 for topic_id, number in partitions:
                     by_topic.setdefault(topic_id, []).append(number)
                 plans = await run_in_slices(
-                    plan_in_slices(
-                        context.image, broker_id, by_topic, context.policies.of, context.stopping()
+                    plan_reported_replicas_in_slices(
+                        context.image,
+                        broker_id,
+                        by_topic,
+                        context.policies.of,
+                        context.stopping(),
+                        is_offline=is_offline,
                     )
                 )
                 context.election.check_active()
@@ -191,8 +195,7 @@ class Failover:
 
     async def _is_current_registration(self, broker_id: int, *, broker_epoch: int) -> bool:
         """Whether a report under ``broker_epoch`` applies to the current registration of the broker."""
-        brokers = self._context.image.brokers
-        known = registered_epoch(brokers, broker_id)
+        known = registered_epoch(self._context.image.brokers, broker_id)
         if known is None or broker_epoch < known:
             return False
         await self.refresh_brokers()

@@ -333,42 +333,20 @@ def plan_broker_change_in_slices(
     return plans
 
 
-def plan_failed_replicas_in_slices(
-    image: ClusterImage,
-    broker: int,
-    failed: Mapping[bytes, Iterable[int]],
-    policy_of: PolicyOf = default_policy,
-    stopping: frozenset[int] = NO_BROKERS,
-) -> Generator[None, None, list[Plan]]:
-    """Plans the elections of the partitions (by topic id) whose replicas on a live broker have failed.
-
-    Pauses between many partitions.
-    """
-    return (yield from _plan_reported_replicas_in_slices(image, broker, failed, True, policy_of, stopping))
-
-
-def plan_served_replicas_in_slices(
-    image: ClusterImage,
-    broker: int,
-    served: Mapping[bytes, Iterable[int]],
-    policy_of: PolicyOf = default_policy,
-    stopping: frozenset[int] = NO_BROKERS,
-) -> Generator[None, None, list[Plan]]:
-    """Plans the elections of the partitions (by topic id) whose offline replicas a broker serves again.
-
-    Pauses between many partitions.
-    """
-    return (yield from _plan_reported_replicas_in_slices(image, broker, served, False, policy_of, stopping))
-
-
-def _plan_reported_replicas_in_slices(
+def plan_reported_replicas_in_slices(
     image: ClusterImage,
     broker: int,
     reported: Mapping[bytes, Iterable[int]],
+    policy_of: PolicyOf = default_policy,
+    stopping: frozenset[int] = NO_BROKERS,
+    *,
     is_offline: bool,
-    policy_of: PolicyOf,
-    stopping: frozenset[int],
 ) -> Generator[None, None, list[Plan]]:
+    """Plans the elections of the partitions (by topic id) whose replicas a broker has reported.
+
+    ``is_offline``: the replicas of this live broker have failed; otherwise it serves offline replicas again.
+    Pauses between many partitions.
+    """
     plans = []
     for topic_id, numbers in reported.items():
         topic = image.topics_by_id.get(topic_id)

@@ -62,7 +62,8 @@ class NodeChangeHandlers:
         self._wakeup.set()
 
     async def _run(self) -> None:
-        await self._watch_all()
+        for path in self._actions:
+            self._watches.append(await self._watch(path))
         while True:
             await self._wakeup.wait()
             self._wakeup.clear()
@@ -72,10 +73,6 @@ class NodeChangeHandlers:
                     self.schedule([path])
             if self._scheduled:
                 await asyncio.sleep(RETRY_S)
-
-    async def _watch_all(self) -> None:
-        for path in self._actions:
-            self._watches.append(await self._watch(path))
 
     async def _watch(self, path: str) -> Watch:
         def failed(problem: StoreError, pause_s: float) -> None:
@@ -102,9 +99,8 @@ class NodeChangeHandlers:
             logger.info("the change of %s is handled again: %s", path, problem)
             return False
         except KafkaError as problem:
-            if problem.code == ErrorCode.NOT_CONTROLLER:
-                return True
-            logger.error("the change of %s could not be applied: %s", path, problem)
+            if problem.code != ErrorCode.NOT_CONTROLLER:
+                logger.error("the change of %s could not be applied: %s", path, problem)
         except Exception:
             logger.exception("the change of %s could not be applied", path)
         return True

@@ -73,10 +73,10 @@ def plan_elections(
                 errors[key] = error.as_result()
             continue
         changed.setdefault(key.topic, {})[key.partition] = elected
-    epoch = image.controller_epoch
-    return Decisions(
-        [plan_states(image.topics[name], parts, epoch) for name, parts in changed.items()], errors
-    )
+    plans = [
+        plan_states(image.topics[name], parts, image.controller_epoch) for name, parts in changed.items()
+    ]
+    return Decisions(plans, errors)
 
 
 _OF_NAMED_ONLY = frozenset(

@@ -131,7 +131,8 @@ def _new_partitions(
 ) -> Generator[None, None, list[PartitionImage]]:
     partitions = []
     for number, placed in enumerate(replicas, first):
-        partitions.append(PartitionImage(number, placed[0], 0, list(placed), _in_sync(image, placed)))
+        isr = [broker for broker in placed if broker in image.brokers]
+        partitions.append(PartitionImage(number, placed[0], 0, list(placed), isr))
         if len(partitions) % PARTITIONS_PER_SLICE == 0:
             yield
     return partitions
@@ -184,11 +185,6 @@ def create_states_in_slices(
         if len(operations) % (2 * PARTITIONS_PER_SLICE) == 0:
             yield
     return operations
-
-
-def _in_sync(image: ClusterImage, replicas: Sequence[int]) -> list[int]:
-    """The ISR of a new partition: the live replicas."""
-    return [broker for broker in replicas if broker in image.brokers]
 
 
 def _replicas_of(
@@ -297,14 +293,13 @@ def plan_growth_in_slices(
             f"the topic has {existing} partitions: the number cannot be reduced to {growth.partition_count}",
             ErrorCode.INVALID_PARTITIONS,
         )
-    budget.reserve(growth.partition_count - existing)
+    added_count = growth.partition_count - existing
+    budget.reserve(added_count)
     factor = len(topic.partitions[0].target) if topic.partitions else 1
     placed: Sequence[Sequence[int]]
     if growth.assignments is None:
-        added_count = growth.partition_count - existing
         placed = yield from _placed_after(image, topic, added_count, factor, random)
-    elif len(growth.assignments) != growth.partition_count - existing:
-        added_count = growth.partition_count - existing
+    elif len(growth.assignments) != added_count:
         raise KafkaError(
             f"{added_count} partition(s) are to be added, but {len(growth.assignments)} are assigned",
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,

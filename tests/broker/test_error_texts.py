@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.broker.error_texts import TEXTS_CHARACTERS_MAX, bound_texts
+from tidemill.broker.error_texts import TEXTS_CHARACTERS_MAX, bound_texts_in_slices
+from tidemill.model.event_loop_slices import run_at_once
 from tidemill.wire.apis import API, response_class
 from tidemill.wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsResponse,
@@ -34,7 +35,7 @@ def test_each_topic_of_a_response_has_one_error_text() -> None:
             for name in ("a", "b")
         ],
     )
-    bound_texts(response)
+    run_at_once(bound_texts_in_slices(response))
     assert response.error_message == "of all"
     for topic in response.responses:
         texts = [one.error_message for one in topic.partitions]
@@ -46,7 +47,7 @@ def test_the_error_texts_of_a_response_are_limited() -> None:
     response = FindCoordinatorResponse(
         coordinators=[Coordinator(key=f"{n}", error_code=53, error_message="x" * 1000) for n in range(5000)]
     )
-    bound_texts(response)
+    run_at_once(bound_texts_in_slices(response))
     texts = [one.error_message for one in response.coordinators]
     kept = sum(len(text or "") for text in texts)
     assert TEXTS_CHARACTERS_MAX <= kept < TEXTS_CHARACTERS_MAX + 1000
@@ -58,9 +59,9 @@ def test_responses_with_few_errors_are_unchanged() -> None:
     described = DescribeGroupsResponse(
         groups=[DescribedGroup(group_id="a"), DescribedGroup(group_id="b", error_message="not found")]
     )
-    bound_texts(described)
+    run_at_once(bound_texts_in_slices(described))
     assert [one.error_message for one in described.groups] == [None, "not found"]
-    bound_texts(ListGroupsResponse())
+    run_at_once(bound_texts_in_slices(ListGroupsResponse()))
 
 
 @pytest.mark.parametrize("key", sorted(API))

@@ -12,7 +12,7 @@ from tidemill.broker.eager_start import eager_start
 from tidemill.broker.large_requests import REQUEST_SLICE_S, LargeRequestQueue, RequestSlices
 from tidemill.model.errors import ProtocolError
 from tidemill.model.event_loop_slices import ITEMS_AT_ONCE_MAX, slices_by_weight, slices_of
-from tidemill.net.memory_pool import MemoryAccount, MemoryHolder, MemoryPool
+from tidemill.net.memory_pool import UNBOUNDED, MemoryAccount, MemoryHolder, MemoryPool
 from tidemill.wire.codec import decode_in_slices, encode, encode_in_slices
 from tidemill.wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
 from tidemill.wire.messages.list_offsets import (
@@ -43,6 +43,10 @@ def run(work: Any) -> Any:
         return runner.run(work)
 
 
+def unlimited_memory() -> MemoryPool:
+    return MemoryPool(asyncio.get_running_loop(), UNBOUNDED)
+
+
 async def counted(loop_turns: list[int], done: asyncio.Event) -> None:
     while not done.is_set():
         loop_turns[0] += 1
@@ -53,7 +57,7 @@ def test_other_requests_are_served_during_a_long_list() -> None:
     async def scenario() -> None:
         done, others = asyncio.Event(), [0]
         beside = asyncio.create_task(counted(others, done))
-        slices = RequestSlices(LargeRequestQueue())
+        slices = RequestSlices(LargeRequestQueue(unlimited_memory()))
         found = [item async for item in slices.over(range(1000))]
         done.set()
         await beside
@@ -66,7 +70,7 @@ def test_other_requests_are_served_during_a_long_list() -> None:
 
 def test_large_requests_run_one_at_a_time_in_order() -> None:
     async def scenario() -> None:
-        queue, story = LargeRequestQueue(), []
+        queue, story = LargeRequestQueue(unlimited_memory()), []
 
         async def request(name: str) -> None:
             slices = RequestSlices(queue)
@@ -83,7 +87,7 @@ def test_large_requests_run_one_at_a_time_in_order() -> None:
 
 def test_a_waiting_request_leaves_the_queue() -> None:
     async def scenario() -> None:
-        queue, stored = LargeRequestQueue(), asyncio.Event()
+        queue, stored = LargeRequestQueue(unlimited_memory()), asyncio.Event()
 
         async def waits() -> str:
             slices = RequestSlices(queue)
@@ -108,7 +112,7 @@ def test_a_waiting_request_leaves_the_queue() -> None:
 
 def test_a_cancelled_large_request_does_not_block_the_queue() -> None:
     async def scenario() -> None:
-        queue = LargeRequestQueue()
+        queue = LargeRequestQueue(unlimited_memory())
         first = RequestSlices(queue)
         await first.run(iter_to(30))
 
@@ -305,7 +309,7 @@ def test_waiting_for_completed_work_counts_towards_the_slice() -> None:
     async def scenario() -> None:
         done, others = asyncio.Event(), [0]
         beside = asyncio.create_task(counted(others, done))
-        slices = RequestSlices(LargeRequestQueue())
+        slices = RequestSlices(LargeRequestQueue(unlimited_memory()))
 
         async def at_once() -> int:
             return 1
@@ -323,7 +327,7 @@ def test_waiting_for_completed_work_counts_towards_the_slice() -> None:
 
 def test_garbage_collection_pauses_only_while_a_large_request_is_handled() -> None:
     async def scenario() -> None:
-        queue, stored = LargeRequestQueue(), asyncio.Event()
+        queue, stored = LargeRequestQueue(unlimited_memory()), asyncio.Event()
         waiting, working = RequestSlices(queue), RequestSlices(queue)
         await waiting.run(iter_to(100))
         assert not gc.isenabled()
@@ -369,7 +373,7 @@ def test_garbage_collection_resumes_while_a_large_request_is_handled_for_long(
     monkeypatch.setattr("tidemill.broker.gc_pause.GC_PAUSE_S_MAX", 0.0)
 
     async def scenario() -> None:
-        slices = RequestSlices(LargeRequestQueue())
+        slices = RequestSlices(LargeRequestQueue(unlimited_memory()))
         await slices.run(iter_to(100))
         await asyncio.sleep(0.01)
         assert gc.isenabled()
@@ -383,7 +387,7 @@ def test_names_are_sorted_and_cleared_in_slices() -> None:
     async def scenario() -> None:
         done, others = asyncio.Event(), [0]
         beside = asyncio.create_task(counted(others, done))
-        slices = RequestSlices(LargeRequestQueue())
+        slices = RequestSlices(LargeRequestQueue(unlimited_memory()))
         names = [f"t{number * 7919 % 20_000}" for number in range(20_000)]
         distinct = await slices.unique(names + names[:100])
         assert list(distinct) == names

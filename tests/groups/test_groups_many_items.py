@@ -18,6 +18,7 @@ from tidemill.broker.request_context import ANONYMOUS, RequestContext
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.model.errors import ErrorCode
+from tidemill.net.memory_pool import UNBOUNDED, MemoryPool
 from tidemill.net.peer import Listener, Peer
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.describe_groups import DescribeGroupsRequest
@@ -98,7 +99,7 @@ async def answered(fixture: HandlerFixture, key: ApiKey, version: int, request: 
     """The response, and the number of turns of the event loop before it."""
     peer = Peer(Listener("L", "h", 1), ANONYMOUS, "10.0.0.9", 5)
     context = RequestContext(peer, "app", key, version, 1)
-    context.queue = LargeRequestQueue()
+    context.queue = LargeRequestQueue(MemoryPool(asyncio.get_running_loop(), UNBOUNDED))
     broker = SimpleNamespace(
         group_coordinator=fixture.service,
         metadata_cache=fixture.metadata,

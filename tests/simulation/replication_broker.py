@@ -156,7 +156,7 @@ class ReplicationBroker(ReplicaManagerListener):
         )
         fetches = FetchHandler(reader, self.loop, deadlines, sessions)
         broker.apis = APIS
-        dispatch = HandlerDispatch(broker, self.loop, nobody)
+        dispatch = HandlerDispatch(broker, self.loop, nobody, memory)
         requests = KafkaApis(produces, fetches, dispatch)
         each = ConnectionLimits(frame_bytes_max=100 << 20)
         acceptor = SocketServer(self.loop, requests, ConnectionQuotas(1000, 1000, {}), each, memory)

@@ -24,14 +24,11 @@ The second field of a pair is the inner array if the items with texts are nested
 """
 
 
-def bound_texts(response: Struct) -> None:
-    """Removes the error texts of ``response`` that exceed the limits."""
-    for _ in bound_texts_in_slices(response):
-        pass
-
-
 def bound_texts_in_slices(response: Struct) -> Generator[None, None, None]:
-    """As :func:`bound_texts`, with a pause after every :data:`ITEMS_PER_SLICE` items."""
+    """Removes the error texts of ``response`` that exceed the limits.
+
+    Yields after every :data:`ITEMS_PER_SLICE` items.
+    """
     cls = type(response)
     paths = _paths.get(cls)
     if paths is None:

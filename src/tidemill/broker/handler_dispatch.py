@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tidemill.broker.api_declaration import HandledApi, response_of
 from tidemill.broker.api_registry import api_for
-from tidemill.broker.error_texts import bound_texts, bound_texts_in_slices
+from tidemill.broker.error_texts import bound_texts_in_slices
 from tidemill.broker.handlers import api_versions
 from tidemill.broker.handlers.common import unfinished_work
 from tidemill.broker.kafka_apis import ApiRequestHandler
@@ -26,6 +26,7 @@ from tidemill.broker.request_context import RequestContext
 from tidemill.controller.configuration_control import ResourceType
 from tidemill.coordination.coordination_store import StoreUnavailable
 from tidemill.model.errors import KafkaError, ProtocolError
+from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.system_interfaces import File
 from tidemill.model.task_set import TaskSet, cancel_all
 from tidemill.model.time_histogram import TimeHistogram
@@ -40,6 +41,7 @@ from tidemill.wire.schema import Struct, release_in_slices
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
+    from tidemill.broker.broker_to_controller_channel import BrokerToControllerChannel
 
 logger = logging.getLogger("tidemill.broker")
 
@@ -64,7 +66,7 @@ class HandlerDispatch(ApiRequestHandler):
         broker: Broker,
         loop: asyncio.AbstractEventLoop,
         readers: Executor,
-        memory: MemoryPool | None = None,
+        memory: MemoryPool,
     ) -> None:
         self.broker = broker
         self.queue = LargeRequestQueue(memory)
@@ -110,7 +112,7 @@ class HandlerDispatch(ApiRequestHandler):
             reply = connection.respond_later()
             self.tasks.start(self._respond(context, outcome, reply, started))
             return
-        bound_texts(outcome)
+        run_at_once(bound_texts_in_slices(outcome))
         connection.respond_now(encode_response(ApiKey(api_key), version, correlation_id, outcome))
         self._record_duration(api_key, started)
 
@@ -118,17 +120,16 @@ class HandlerDispatch(ApiRequestHandler):
         self, api: HandledApi, context: RequestContext, request: Struct, data: bytes, start: int, end: int
     ) -> ForwardedOutcome:
         """Returns the handler's response, or a coroutine that returns it."""
-        if api.to_controller and self._is_for_controller(request):
-            return self._forward(api, context, request, data[start:end])
+        channel = self._channel_for(request) if api.to_controller else None
+        if channel is not None:
+            return self._forward(channel, api, context, request, data[start:end])
         return api.handle(self.broker, context, request)
 
     async def _handle_in_slices(
         self, api: HandledApi, context: RequestContext, frame: bytes, body: int
     ) -> Struct | bytes:
         """Decodes a request in slices, and returns the handler's response."""
-        memory = self.queue.memory
-        if memory is not None:
-            memory.reserve(len(frame))
+        self.queue.memory.reserve(len(frame))
         try:
             work = decode_in_slices(api.request_class(), context.api_version, frame, body, len(frame))
             request, _ = await context.slices.run(work)
@@ -136,34 +137,33 @@ class HandlerDispatch(ApiRequestHandler):
             response = outcome if isinstance(outcome, Struct) else await outcome
             await context.slices.run(release_in_slices(request))
         finally:
-            if memory is not None:
-                memory.release(len(frame))
+            self.queue.memory.release(len(frame))
         return response
 
-    def _is_for_controller(self, request: Struct) -> bool:
-        """Whether the controller in another broker handles the request.
+    def _channel_for(self, request: Struct) -> BrokerToControllerChannel | None:
+        """Returns the channel to the controller in another broker; None if this broker handles the request.
 
         Each broker has loggers of its own.
         """
         if self.broker.controller.is_active or self.broker.cluster is None:
-            return False
+            return None
         if isinstance(
             request,
             alter_configs.AlterConfigsRequest | incremental_alter_configs.IncrementalAlterConfigsRequest,
-        ):
-            return all(one.resource_type != ResourceType.BROKER_LOGGER for one in request.resources)
-        return True
+        ) and any(one.resource_type == ResourceType.BROKER_LOGGER for one in request.resources):
+            return None
+        return self.broker.cluster.controller_channel
 
     async def _forward(
-        self, api: HandledApi, context: RequestContext, request: Struct, data: bytes
+        self,
+        channel: BrokerToControllerChannel,
+        api: HandledApi,
+        context: RequestContext,
+        request: Struct,
+        data: bytes,
     ) -> Struct | bytes:
         """Returns the controller's response, or without one this broker's, which contains the error."""
-        cluster = self.broker.cluster
-        response = None
-        if cluster is not None:
-            response = await cluster.controller_channel.forward(
-                bytes(data), context.principal, context.client_address
-            )
+        response = await channel.forward(bytes(data), context.principal, context.client_address)
         if response is not None:
             return SIZE.pack(len(response)) + response
         return await response_of(api.handle(self.broker, context, request))

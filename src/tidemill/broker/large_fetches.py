@@ -99,9 +99,7 @@ class LargeFetches(LargeFetchHandler):
     async def _decode(
         self, version: int, correlation_id: int, body: bytes, slices: RequestSlices
     ) -> FetchRequest:
-        memory = self.queue.memory
-        if memory is not None:
-            memory.reserve(len(body))
+        self.queue.memory.reserve(len(body))
         try:
             reader = FetchRequestReader(version, correlation_id, body, 0, len(body))
             while not reader.run(PARTITIONS_PER_SLICE):
@@ -110,8 +108,7 @@ class LargeFetches(LargeFetchHandler):
         except IndexError as problem:
             raise ProtocolError(f"Fetch version {version} is cut short: {problem}") from None
         finally:
-            if memory is not None:
-                memory.release(len(body))
+            self.queue.memory.release(len(body))
 
 
 Work = Callable[[RequestSlices], Awaitable[None]]

@@ -51,7 +51,7 @@ class ResponseMemory(MemoryWaiter):
 class LargeRequestQueue:
     """The requests of a broker that take longer than a slice."""
 
-    def __init__(self, memory: MemoryPool | None = None) -> None:
+    def __init__(self, memory: MemoryPool) -> None:
         self.memory = memory
         self._current: RequestSlices | None = None
         self._gc_pause = GcPause()
@@ -67,8 +67,7 @@ class LargeRequestQueue:
                 future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 self._waiting[slices] = future
                 await future
-            if self.memory is not None:
-                await _wait_for_memory(self.memory)
+            await _wait_for_memory(self.memory)
         except asyncio.CancelledError:
             self.leave(slices)
             raise

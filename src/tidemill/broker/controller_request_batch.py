@@ -70,11 +70,6 @@ class ControllerRequestBatch:
         self.stops: dict[TopicKey, dict[int, ReplicaStop]] = {}
         self.has_changes = False
 
-    @property
-    def controller_epoch(self) -> int:
-        """The epoch of the controller that sends the batch."""
-        return self.image.controller_epoch
-
     def add(self, newer: ControllerRequestBatch) -> None:
         """Merges ``newer`` into this batch. A full state replaces pending states, and keeps pending stops."""
         if newer.is_full:
@@ -200,7 +195,7 @@ def request_builders(
     """
     common_fields: CommonFields = {
         "controller_id": batch.image.controller_id,
-        "controller_epoch": batch.controller_epoch,
+        "controller_epoch": batch.image.controller_epoch,
         "broker_epoch": to.epoch,
     }
     if batch.stops:
@@ -290,7 +285,7 @@ def _leader_and_isr(
             partition_states.append(
                 LeaderAndIsrPartitionState(
                     partition_index=index,
-                    controller_epoch=batch.controller_epoch,
+                    controller_epoch=batch.image.controller_epoch,
                     leader=one.leader,
                     leader_epoch=one.leader_epoch,
                     isr=list(one.isr),
@@ -324,7 +319,7 @@ def _update_metadata(batch: ControllerRequestBatch, common_fields: CommonFields)
             partition_states.append(
                 UpdateMetadataPartitionState(
                     partition_index=index,
-                    controller_epoch=batch.controller_epoch,
+                    controller_epoch=batch.image.controller_epoch,
                     leader=one.leader,
                     leader_epoch=one.leader_epoch,
                     isr=list(one.isr),
@@ -364,7 +359,7 @@ def _deleted_topic_states(batch: ControllerRequestBatch) -> Iterator[UpdateMetad
             partition_states=[
                 UpdateMetadataPartitionState(
                     partition_index=0,
-                    controller_epoch=batch.controller_epoch,
+                    controller_epoch=batch.image.controller_epoch,
                     leader=DURING_DELETION,
                     leader_epoch=DURING_DELETION,
                 )

@@ -11,8 +11,8 @@ from collections.abc import Generator
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.model.errors import ProtocolError
 from tidemill.model.topic_names import name_problem
-from tidemill.wire.messages.leader_and_isr import LeaderAndIsrRequest
-from tidemill.wire.messages.update_metadata import UpdateMetadataRequest
+from tidemill.wire.messages.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrTopicState
+from tidemill.wire.messages.update_metadata import UpdateMetadataRequest, UpdateMetadataTopicState
 
 TOPICS_PER_SLICE = 200
 PARTITIONS_PER_SLICE = 2000
@@ -28,12 +28,7 @@ def check_leader_and_isr(request: LeaderAndIsrRequest) -> Generator[None, None, 
     """Raises ProtocolError for an impossible topic name or partition index. Yields between topics."""
     total = 0
     for number, topic in enumerate(request.topic_states, 1):
-        if number % TOPICS_PER_SLICE == 0:
-            yield
-        if len(topic.partition_states) > PARTITIONS_PER_SLICE:
-            yield
-        _check_name(topic.topic_name)
-        total += _count(topic.topic_name, [one.partition_index for one in topic.partition_states])
+        total += yield from _count_in_slices(topic, number)
     if total > PARTITIONS_MAX:
         raise ProtocolError(
             f"LeaderAndIsr names topics of {total} partitions; the maximum is {PARTITIONS_MAX}"
@@ -49,14 +44,8 @@ def check_update_metadata(
     """
     left_out = 0
     for number, topic in enumerate(request.topic_states, 1):
-        if number % TOPICS_PER_SLICE == 0:
-            yield
-        if len(topic.partition_states) > PARTITIONS_PER_SLICE:
-            yield
-        name = topic.topic_name
-        _check_name(name)
-        count = _count(name, [one.partition_index for one in topic.partition_states])
-        known = before.topic_of((name, topic.topic_id))
+        count = yield from _count_in_slices(topic, number)
+        known = before.topic_of((topic.topic_name, topic.topic_id))
         if known is not None:
             count -= len(known.partitions)
         left_out += max(0, count - len(topic.partition_states))
@@ -66,14 +55,21 @@ def check_update_metadata(
         )
 
 
-def _check_name(name: str) -> None:
-    problem = name_problem(name)
+def _count_in_slices(
+    topic: LeaderAndIsrTopicState | UpdateMetadataTopicState, number: int
+) -> Generator[None, None, int]:
+    """Returns the number of partitions of topic ``number`` of a request, with those that it leaves out.
+
+    Raises ProtocolError for an impossible name or index. Yields before a large topic, and after some topics.
+    """
+    if number % TOPICS_PER_SLICE == 0 or len(topic.partition_states) > PARTITIONS_PER_SLICE:
+        yield
+    problem = name_problem(topic.topic_name)
     if problem:
         raise ProtocolError(f"a request of the controller names an invalid topic: {problem}")
-
-
-def _count(name: str, indexes: list[int]) -> int:
-    """Returns the number of partitions of a topic with the partitions ``indexes``."""
+    indexes = [one.partition_index for one in topic.partition_states]
     if min(indexes, default=0) < 0:
-        raise ProtocolError(f"a request of the controller names partition {min(indexes)} of {name}")
+        raise ProtocolError(
+            f"a request of the controller names partition {min(indexes)} of {topic.topic_name}"
+        )
     return max(indexes, default=-1) + 1

@@ -137,7 +137,7 @@ class Stage:
         this: Any = SimpleNamespace(
             broker=broker,
             static_config=BrokerConfig.of(),
-            fetch_handler=SimpleNamespace(set_bytes_max=lambda bytes_max: None),
+            fetch_handler=SimpleNamespace(reader=SimpleNamespace()),
             socket_server=SimpleNamespace(limits=None),
             loop=asyncio.get_running_loop(),
             log_cleaner=SimpleNamespace(reconfigured=lambda: None),

@@ -324,7 +324,7 @@ def test_extreme_limits_of_a_fetch_are_accepted(
     client = bench.client()
     client.append(b"one")
     client.append(b"two")
-    bench.fetches.set_bytes_max(BIGGEST)
+    bench.fetches.reader.bytes_max = BIGGEST
     client.fetch(
         version,
         {("t", 0): part_at(0, part_bytes), ("t", 1): part_at(0, part_bytes)},

@@ -48,7 +48,7 @@ class Side:
         self.bench = Bench(directory, AtOnceExecutor(), sessions_max=3)
         self.throttle = ReplicationQuota(NODE, RateLimit(sample_s=1e6))
         self.throttle.set_topic("t", ["*"])
-        self.bench.fetches.set_quota(self.throttle)
+        self.bench.fetches.reader.quota = self.throttle
         self.looks_at_all = looks_at_all
         self.sequences: dict[tuple[str, int], int] = {}
         self.wanted: list[tuple[str, int, tuple[int, ...], int]] = []

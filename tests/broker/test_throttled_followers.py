@@ -46,7 +46,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def throttled(bench: Bench, bytes_per_second: int, sample_s: float = WINDOW_S) -> ReplicationQuota:
     throttle = ReplicationQuota(NODE, RateLimit(bytes_per_second, sample_s=sample_s))
     throttle.set_topic("t", ["*"])
-    bench.fetches.set_quota(throttle)
+    bench.fetches.reader.quota = throttle
     return throttle
 
 

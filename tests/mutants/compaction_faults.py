@@ -166,8 +166,8 @@ COMPACTION: Final = (
     Fault(
         "log-truncated-since-selection",
         "broker/log_cleaner.py",
-        "        if one.closed or one.truncations != chosen.truncations:\n",
-        "        if one.closed:\n",
+        "        if one.closed or one.truncations != chosen.truncations or self._is_moving(",
+        "        if one.closed or self._is_moving(",
         "A log that was truncated since its selection is not compacted up to its former flushed offset.",
         reason="The cleaned segment is discarded (`cleaned-segment-into-truncated-log`): a log is cleaned"
         " without effect, or postponed for a wrong reason.",

@@ -68,8 +68,7 @@ class BrokerToControllerChannel:
 
     def stop(self) -> None:
         """Ends the connection."""
-        self._controller = NO_BROKER
-        self._disconnect()
+        self.set_controller(NO_BROKER)
 
     def _disconnect(self) -> None:
         if self._task is not None:

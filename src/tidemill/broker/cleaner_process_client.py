@@ -52,13 +52,7 @@ class CleanerProcess:
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
-        self.starts = 0
         self._is_cleaning = False
-
-    @property
-    def pid(self) -> int:
-        """The process id; -1 while no process runs."""
-        return self._process.pid if self._process is not None else -1
 
     async def clean(self, job: CleanJob, replace: ReplaceSegments) -> CleanCounts | Failure | None:
         """See :class:`CleanerWorker`. A cancellation ends the process."""
@@ -83,17 +77,13 @@ class CleanerProcess:
         finally:
             self._is_cleaning = False
             if not done:
-                await self._end()
+                await self.release()
 
     def set_bytes_per_second(self, bytes_per_second: float) -> None:
         """See :class:`CleanerWorker`."""
         process = self._process
         if self._is_cleaning and process is not None and process.stdin is not None:
             process.stdin.write(encode(NewPace(bytes_per_second)))
-
-    async def release(self) -> None:
-        """Ends the process, which frees its memory."""
-        await self._end()
 
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
@@ -105,7 +95,6 @@ class CleanerProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
             )
-            self.starts += 1
         return self._process
 
     async def _send(self, process: asyncio.subprocess.Process, message: Message) -> None:
@@ -131,7 +120,8 @@ class CleanerProcess:
         how = f"by signal {-code}" if code < 0 else f"with code {code}"
         return Failure(PROCESS_EXITED, f"the cleaner process ended {how} during a job")
 
-    async def _end(self) -> None:
+    async def release(self) -> None:
+        """Ends the process, which frees its memory."""
         process, self._process = self._process, None
         if process is None or process.returncode is not None:
             return

@@ -64,9 +64,9 @@ def librdkafka_version(name: str, version: str) -> Version | None:
     return major, minor, patch
 
 
-def misreads_old_formats(version: Version | None) -> bool:
+def misreads_old_formats(version: Version) -> bool:
     """Whether this librdkafka cannot read message formats v0 and v1 in responses of Fetch 12 and later."""
-    return version is not None and AFFECTED_FROM <= version < FIXED_IN
+    return AFFECTED_FROM <= version < FIXED_IN
 
 
 class ClientSoftware:

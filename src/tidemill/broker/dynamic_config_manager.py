@@ -7,6 +7,7 @@ or a lost session: brokers must not disagree about the settings of a topic.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 
@@ -168,10 +169,8 @@ class DynamicConfigManager:
 
     async def _remove_notifications(self, names: list[str]) -> None:
         for name in names:
-            try:
+            with contextlib.suppress(NoNode):
                 await self._store.transact([Delete(f"{CONFIG_CHANGES}/{name}")])
-            except NoNode:
-                continue
 
 
 def _number(name: str) -> int:

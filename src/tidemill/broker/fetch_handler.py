@@ -45,7 +45,6 @@ from tidemill.net.connection import Connection
 from tidemill.net.deadlines import Deadlines
 from tidemill.net.send_queue import ResponsePart
 from tidemill.replication.delayed_operations import WatchedPartition
-from tidemill.replication.replication_quota import ReplicationQuota
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.fetch_layout import FIRST_VERSION, LAST_VERSION, read_request
 
@@ -123,14 +122,6 @@ class FetchHandler(FetchCompletion):
     def waiting(self) -> int:
         """The number of fetches in the state WAITING."""
         return sum([fetch.state == WAITING for fetch in self.delayed.values()])
-
-    def set_bytes_max(self, bytes_max: i64) -> None:
-        """Sets ``fetch.max.bytes``."""
-        self.reader.bytes_max = bytes_max
-
-    def set_quota(self, quota: ReplicationQuota | None) -> None:
-        """Sets the replication quota for followers; None: there is none."""
-        self.reader.quota = quota
 
     def handle(
         self, connection: Connection, data: bytes, body: i64, end: i64, version: i16, correlation_id: i32

@@ -250,9 +250,7 @@ class LogCleaner:
         checkpoint = self.logs.dirs.directory_of(one).recovery_points
         if checkpoint.written(one.topic_partition) < chosen.upper_bound:
             await self.write_recovery_points()
-        if one.closed or one.truncations != chosen.truncations:
-            return False
-        if self._is_moving(one.topic_partition):
+        if one.closed or one.truncations != chosen.truncations or self._is_moving(one.topic_partition):
             return False
         is_written = checkpoint.written(one.topic_partition) >= chosen.upper_bound
         if not is_written:
@@ -278,9 +276,7 @@ class LogCleaner:
     def _candidate(self, key: TopicPartition, now_ms: int) -> Candidate | None:
         """Returns the state of a log if it may be cleaned now."""
         one = self.logs.logs.get(key)
-        if one is None or not one.config.compact or self._is_skipped(key):
-            return None
-        if self._is_moving(key):
+        if one is None or not one.config.compact or self._is_skipped(key) or self._is_moving(key):
             return None
         high_watermark = self.replicas.high_watermark_of(key)
         if high_watermark is None:

@@ -184,7 +184,7 @@ class BrokerServer:
         broker.metadata_cache.on_change(self._topics_deleted)
         broker.cluster = self.lifecycle.services.join_partitions()
         if broker.cluster is not None:
-            self.fetch_handler.set_quota(broker.cluster.replication_quotas.leader)
+            self.fetch_handler.reader.quota = broker.cluster.replication_quotas.leader
         await self.lifecycle.starts.save()
         await self.lifecycle.register(self._registration())
         self._start_periodic_tasks()
@@ -364,7 +364,7 @@ class BrokerServer:
     async def _set_config(self, config: BrokerConfig) -> None:
         """Replaces the configuration of the broker, and applies its changes to the request path."""
         self.broker.config = config
-        self.fetch_handler.set_bytes_max(config.int("fetch.max.bytes"))
+        self.fetch_handler.reader.bytes_max = config.int("fetch.max.bytes")
         self.socket_server.limits = await self.loop.run_in_executor(None, limits_of, config)
 
     async def _topics_deleted(self, delta: Delta) -> None:

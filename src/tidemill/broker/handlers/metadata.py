@@ -47,7 +47,7 @@ def handle(
     may_create = request.topics and request.allow_auto_topic_creation
     if may_create and broker.config.bool("auto.create.topics.enable"):
         return _create_and_respond(broker, context, request)
-    if _may_be_delayed(broker):
+    if broker.cluster is not None and broker.cluster.delayed_metadata.suspected:
         return _delay_and_respond(broker, context, request, {})
     return _respond(broker, context, request, {})
 
@@ -81,10 +81,6 @@ async def _create_and_respond(
     if missing:
         errors = await context.slices.wait_for(_create(broker, context, missing))
     return await _delay_and_respond(broker, context, request, errors)
-
-
-def _may_be_delayed(broker: Broker) -> bool:
-    return broker.cluster is not None and bool(broker.cluster.delayed_metadata.suspected)
 
 
 async def _delay_and_respond(
@@ -130,10 +126,9 @@ async def _respond(
     broker: Broker, context: RequestContext, request: messages.MetadataRequest, errors: dict[str, ErrorCode]
 ) -> messages.MetadataResponse:
     image: ClusterImage = broker.metadata_cache.image
-    version = context.api_version
     operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else -(2**31)
     topics = []
-    if wants_all(request, version):
+    if wants_all(request, context.api_version):
         async for topic in context.slices.over(list(image.topics.values())):
             topics.append(await _topic(broker, image, context, topic, operations))
     else:
@@ -182,10 +177,9 @@ async def _wanted(
         return messages.MetadataResponseTopic(
             error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=ZERO_ID
         )
-    name = wanted.name
-    topic = image.topics.get(name)
-    if topic is None or name in errors:
-        code = errors.get(name) or missing_topic_error(name)
+    topic = image.topics.get(wanted.name)
+    if topic is None or wanted.name in errors:
+        code = errors.get(wanted.name) or missing_topic_error(wanted.name)
         return messages.MetadataResponseTopic(error_code=code, name=wanted.name, is_internal=False)
     return await _topic(broker, image, context, topic, operations)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, TypedDict, TypeVar
+from itertools import count
+from typing import Final, NamedTuple, TypedDict
 
 from tidemill.broker.controller_requests import DURING_DELETION, FULL_REQUEST, ControllerRequest
 from tidemill.coordination.cluster_image import BrokerImage, ClusterImage, Delta
@@ -35,7 +36,6 @@ from tidemill.wire.messages.update_metadata import (
 
 RequestBuilder = Generator[None, None, ControllerRequest]
 """Builds a request. Yields after every ``ITEMS_PER_SLICE`` partitions."""
-Item = TypeVar("Item")
 
 
 class ReplicaStop(NamedTuple):
@@ -239,26 +239,13 @@ def _without(states: States, others: States) -> States:
     return {key: partitions for key, partitions in left.items() if partitions}
 
 
-class _Pauses:
-    """Counts the partitions of a request, to pause its building."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def over(self, items: Iterable[Item]) -> Iterator[tuple[bool, Item]]:
-        """Yields each of ``items`` with a flag that tells whether the builder has to pause."""
-        for one in items:
-            self._count += 1
-            yield self._count % ITEMS_PER_SLICE == 0, one
-
-
 def _stop_replica(batch: ControllerRequestBatch, common_fields: CommonFields) -> RequestBuilder:
     topics = []
-    pauses = _Pauses()
+    numbers = count(1)
     for (name, _), stops in batch.stops.items():
         states = []
-        for is_time, (index, stop) in pauses.over(stops.items()):
-            if is_time:
+        for (index, stop), number in zip(stops.items(), numbers, strict=False):
+            if number % ITEMS_PER_SLICE == 0:
                 yield
             states.append(
                 StopReplicaPartitionState(
@@ -274,12 +261,12 @@ def _leader_and_isr(
 ) -> RequestBuilder:
     topics = []
     leaders: set[int] = set()
-    pauses = _Pauses()
+    numbers = count(1)
     for (name, topic_id), partitions in states.items():
         new_replicas = () if batch.is_full else batch.new_replicas.get((name, topic_id), ())
         partition_states = []
-        for is_time, (index, one) in pauses.over(partitions.items()):
-            if is_time:
+        for (index, one), number in zip(partitions.items(), numbers, strict=False):
+            if number % ITEMS_PER_SLICE == 0:
                 yield
             leaders.add(one.leader)
             partition_states.append(
@@ -308,13 +295,27 @@ def _leader_and_isr(
 
 
 def _update_metadata(batch: ControllerRequestBatch, common_fields: CommonFields) -> RequestBuilder:
-    topics = list(_deleted_topic_states(batch))
+    topics = [
+        UpdateMetadataTopicState(
+            topic_name=name,
+            topic_id=topic_id,
+            partition_states=[
+                UpdateMetadataPartitionState(
+                    partition_index=0,
+                    controller_epoch=batch.image.controller_epoch,
+                    leader=DURING_DELETION,
+                    leader_epoch=DURING_DELETION,
+                )
+            ],
+        )
+        for name, topic_id in batch.deleted_topics
+    ]
     living: Mapping[int, BrokerImage] = batch.image.brokers
-    pauses = _Pauses()
+    numbers = count(1)
     for (name, topic_id), partitions in batch.metadata.items():
         partition_states = []
-        for is_time, (index, one) in pauses.over(partitions.items()):
-            if is_time:
+        for (index, one), number in zip(partitions.items(), numbers, strict=False):
+            if number % ITEMS_PER_SLICE == 0:
                 yield
             partition_states.append(
                 UpdateMetadataPartitionState(
@@ -349,22 +350,6 @@ def _leaders(
         endpoint = broker.endpoints.get(listener) if broker is not None else None
         if endpoint is not None:
             yield LeaderAndIsrLiveLeader(broker_id=broker_id, host_name=endpoint.host, port=endpoint.port)
-
-
-def _deleted_topic_states(batch: ControllerRequestBatch) -> Iterator[UpdateMetadataTopicState]:
-    for name, topic_id in batch.deleted_topics:
-        yield UpdateMetadataTopicState(
-            topic_name=name,
-            topic_id=topic_id,
-            partition_states=[
-                UpdateMetadataPartitionState(
-                    partition_index=0,
-                    controller_epoch=batch.image.controller_epoch,
-                    leader=DURING_DELETION,
-                    leader_epoch=DURING_DELETION,
-                )
-            ],
-        )
 
 
 def _live_broker(one: BrokerImage) -> UpdateMetadataBroker:

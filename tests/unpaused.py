@@ -12,6 +12,7 @@ from tidemill.broker.controller_request_batch import (
 )
 from tidemill.controller.controlled_shutdown_leader_election import plan_shutdown_in_slices
 from tidemill.controller.leader_election import plan_broker_change_in_slices, plan_reported_replicas_in_slices
+from tidemill.controller.replica_placement import place_replicas_in_slices
 from tidemill.controller.topics import plan_creation_in_slices, plan_growth_in_slices
 from tidemill.coordination.cluster_image import BrokerImage
 from tidemill.model.event_loop_slices import run_at_once
@@ -34,6 +35,7 @@ plan_broker_change = unpaused(plan_broker_change_in_slices)
 plan_creation = unpaused(plan_creation_in_slices)
 plan_growth = unpaused(plan_growth_in_slices)
 plan_reported_replicas = unpaused(plan_reported_replicas_in_slices)
+place_replicas = unpaused(place_replicas_in_slices)
 plan_shutdown = unpaused(plan_shutdown_in_slices)
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tidemill.controller import reassignment_planner
 from tidemill.controller.reassignment_planner import Assignment, Racks, _Placement, spread
-from tidemill.controller.replica_placement import place_replicas
 from tidemill.model.types import TopicPartition
+from unpaused import place_replicas
 
 MOVES_LOOKED_AT_MAX = 20
 """For each replica that there is."""

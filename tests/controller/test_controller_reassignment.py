@@ -97,7 +97,6 @@ def test_a_leader_to_be_removed_is_replaced_on_completion() -> None:
     # If no new replica can lead, the old leader stays.
     assert plan_completions(cluster((1,), topic("t", ready))) == []
     assert plan_completions(image, stopping=frozenset({5})) == []
-    assert plan_completions(image, topics=[]) == []
 
 
 def test_a_reassignment_to_the_current_replicas_changes_nothing() -> None:

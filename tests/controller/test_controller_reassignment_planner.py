@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.controller.reassignment_planner import Assignment, change_factor, decommission, generate, spread
-from tidemill.controller.replica_placement import place_replicas
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
+from unpaused import place_replicas
 
 Racks = dict[int, str | None]
 

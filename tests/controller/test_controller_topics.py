@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.controller.leader_election import plan_topic_elections
-from tidemill.controller.replica_placement import alternate_racks, place_replicas
+from tidemill.controller.replica_placement import alternate_racks
 from tidemill.controller.topic_name_validator import UsedTopicNames
 from tidemill.controller.topics import (
     PARTITIONS_PER_REQUEST_MAX,
@@ -30,7 +30,7 @@ from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.topic_names import name_problem
 from tidemill.model.types import ZERO_ID
-from unpaused import plan_creation, plan_growth
+from unpaused import place_replicas, plan_creation, plan_growth
 
 TOPIC_ID = bytes(range(16))
 

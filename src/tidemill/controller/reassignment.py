@@ -93,13 +93,12 @@ def plan_reassignment(
 
 def plan_completions(
     image: ClusterImage,
-    topics: Iterable[TopicImage] | None = None,
     stopping: frozenset[int] = NO_BROKERS,
     policy_of: PolicyOf = default_policy,
 ) -> list[Plan]:
-    """Completes the reassignments of ``topics``, or of all, whose target replicas are in sync."""
+    """Completes the reassignments whose target replicas are in sync."""
     plans = []
-    for topic in _reassigned(image) if topics is None else topics:
+    for topic in _reassigned(image):
         changed = {}
         for partition in topic.partitions:
             done = (

@@ -16,8 +16,9 @@ from itertools import count
 from random import Random
 
 from tidemill.controller.leader_balance import Leaderships, ReplicaMoves
-from tidemill.controller.replica_placement import place_replicas
+from tidemill.controller.replica_placement import place_replicas_in_slices
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.types import TopicPartition
 
 Assignment = Mapping[TopicPartition, Sequence[int]]
@@ -34,7 +35,7 @@ def generate(current: Assignment, racks: Racks, random: Random) -> dict[TopicPar
     generated = {}
     for partitions in by_topic.values():
         factor = max(len(current[partition]) for partition in partitions)
-        placed = place_replicas(racks, len(partitions), factor, random)
+        placed = run_at_once(place_replicas_in_slices(racks, len(partitions), factor, random))
         for partition, replicas in zip(partitions, placed, strict=True):
             generated[partition] = replicas[: len(current[partition])]
     return _changes(current, generated)

@@ -16,7 +16,6 @@ from random import Random
 from typing import Final, NamedTuple
 
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.event_loop_slices import run_at_once
 
 PARTITIONS_PER_SLICE: Final = 100
 """Partitions of one topic that are placed without a pause, at some ten microseconds each."""
@@ -42,20 +41,6 @@ def _layout(racks: tuple[tuple[int, str | None], ...]) -> _Layout:
     rack_of = {broker: rack for rack, brokers in by_rack.items() for broker in brokers}
     order = alternate_racks(by_rack) if is_aware else [broker for broker, _ in racks]
     return _Layout(order, rack_of, len(by_rack), is_aware)
-
-
-def place_replicas(
-    racks: Mapping[int, str | None],
-    partition_count: int,
-    replication_factor: int,
-    random: Random,
-    first_partition: int = 0,
-    start: int | None = None,
-) -> list[list[int]]:
-    """Same as :func:`place_replicas_in_slices`, without pauses."""
-    return run_at_once(
-        place_replicas_in_slices(racks, partition_count, replication_factor, random, first_partition, start)
-    )
 
 
 def place_replicas_in_slices(

@@ -67,8 +67,8 @@ Planning = Generator[None, None, Plan]
 class PartitionBudget:
     """The number of partitions that one request may still create."""
 
-    def __init__(self, partitions_max: int = PARTITIONS_PER_REQUEST_MAX) -> None:
-        self._left = partitions_max
+    def __init__(self) -> None:
+        self._left = PARTITIONS_PER_REQUEST_MAX
 
     def reserve(self, count: int) -> None:
         """Raises POLICY_VIOLATION if ``count`` exceeds the budget."""

@@ -164,7 +164,7 @@ class Leader:
         deadlines = Deadlines(self.loop)
         lane = ProduceValidation(self.loop, None, memory)  # type: ignore[arg-type]
         produces = ProduceHandler(topics, clock, deadlines, lane, memory)
-        reader = FetchReader(topics, clock, self.loop, 1 << 20)
+        reader = FetchReader(topics, clock, self.loop, 1 << 20, broker_epoch=lambda broker: -1)
         fetches = FetchHandler(reader, self.loop, deadlines, FetchSessions(clock, 10))
         self.requests = KafkaApis(produces, fetches, NoOthers())
 

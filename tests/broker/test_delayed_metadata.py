@@ -112,9 +112,9 @@ async def test_metadata_is_delayed_until_the_next_leader_is_known(
     async with staged(tmp_path) as stage:
         stage.delayed.disconnected(OTHER)
         request_task = asyncio.create_task(stage.send(ApiKey.METADATA, 12, request_))
-        await until(lambda: len(stage.delayed) == 1)
+        await until(lambda: len(stage.delayed._waiting) == 1)
         await stage.publish()  # A change of something else.
-        await until(lambda: len(stage.delayed) == 1)
+        await until(lambda: len(stage.delayed._waiting) == 1)
         assert not request_task.done()
         await stage.publish(led_by(NEXT), others=(NEXT,))
         response, took_s = await timed(request_task)
@@ -155,7 +155,7 @@ async def test_a_live_broker_that_breaks_connections_is_not_suspected_each_time(
     async with staged(tmp_path) as stage:
         stage.delayed.disconnected(OTHER)
         request_task = asyncio.create_task(stage.metadata_of(LED))
-        await until(lambda: len(stage.delayed) == 1)
+        await until(lambda: len(stage.delayed._waiting) == 1)
         stage.delayed.connected(OTHER)
         response, took_s = await timed(request_task)
         assert leader_in(response) == OTHER
@@ -187,7 +187,7 @@ async def test_find_coordinator_is_delayed_until_the_next_coordinator_is_known(
     async with staged(tmp_path, topics=(led_by(OTHER, OFFSETS_TOPIC),)) as stage:
         stage.delayed.disconnected(OTHER)
         request_task = asyncio.create_task(stage.send(ApiKey.FIND_COORDINATOR, version, request_))
-        await until(lambda: len(stage.delayed) == 1)
+        await until(lambda: len(stage.delayed._waiting) == 1)
         await stage.publish(led_by(NEXT, OFFSETS_TOPIC), others=(NEXT,))
         response, took_s = await timed(request_task)
         assert took_s < AT_ONCE_S
@@ -211,7 +211,7 @@ async def test_the_number_of_delayed_responses_is_limited(
     async with staged(tmp_path) as stage:
         stage.delayed.disconnected(OTHER)
         waiting = [asyncio.create_task(stage.metadata_of(LED)) for _ in range(2)]
-        await until(lambda: len(stage.delayed) == 2)
+        await until(lambda: len(stage.delayed._waiting) == 2)
         response, took_s = await timed(stage.metadata_of(LED))
         assert leader_in(response) == OTHER
         assert took_s < AT_ONCE_S
@@ -223,7 +223,7 @@ async def test_delayed_requests_count_in_the_memory_pool(tmp_path: Path) -> None
         memory = stage.server.memory
         stage.delayed.disconnected(OTHER)
         waiting = asyncio.create_task(stage.metadata_of(LED, *(f"missing-{at}" for at in range(100))))
-        await until(lambda: len(stage.delayed) == 1)
+        await until(lambda: len(stage.delayed._waiting) == 1)
         assert memory.reserved == stage.delayed.delayed_bytes > 100 * delayed_metadata.ITEM_BYTES
         memory.reserve(memory.bytes_max >> 1)
         response, took_s = await timed(stage.metadata_of(LED))
@@ -257,7 +257,7 @@ def test_delayed_requests_are_completed_some_in_each_turn() -> None:
         async def delay_for(broker: int, count: int) -> None:
             delayed.disconnected(broker)
             requests = [asyncio.create_task(one()) for _ in range(count)]
-            await until(lambda: len(delayed) == count)
+            await until(lambda: len(delayed._waiting) == count)
             delayed.connected(broker)
             done = 0
             while done < count:
@@ -277,7 +277,7 @@ async def test_close_completes_delayed_requests(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage:
         stage.delayed.disconnected(OTHER)
         request_task = asyncio.create_task(stage.metadata_of(LED))
-        await until(lambda: len(stage.delayed) == 1)
+        await until(lambda: len(stage.delayed._waiting) == 1)
         stage.delayed.close()
         _, took_s = await timed(request_task)
         assert took_s < AT_ONCE_S

@@ -73,9 +73,6 @@ class DelayedMetadata(BrokerConnectionListener):
         self._is_completing = False
         self._is_closed = False
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     # Changes of brokers
 
     def disconnected(self, broker_id: int) -> None:

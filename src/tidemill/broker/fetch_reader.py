@@ -67,10 +67,6 @@ The arguments are the log, the fetch offset and the range. The implementation is
 :class:`tidemill.log.aborted_transactions.AbortedTransactions`."""
 
 
-def _unknown_epoch(broker_id: int) -> int:
-    return -1
-
-
 class FetchReader:
     """Looks up partitions for all fetches of the broker."""
 
@@ -83,7 +79,7 @@ class FetchReader:
         *,
         aborted: AbortedTransactionsOf | None = None,
         selector: ReadReplicaSelector | None = None,
-        broker_epoch: Callable[[int], int] = _unknown_epoch,
+        broker_epoch: Callable[[int], int],
     ) -> None:
         self.topics = topics
         self._clock = clock

@@ -181,11 +181,10 @@ class AlterPartitionManager:
         A change without a known outcome may have been written. Until the leader knows, a record is committed
         only if the replicas of the pending ISR have it, too.
         """
-        partitions = self._replica_manager
         if not one.is_pending():
             return
         if isinstance(result, PartitionState):
-            partitions.isr_changed(one.partition, result)
+            self._replica_manager.isr_changed(one.partition, result)
         elif result.code in FENCED:
             logger.warning(
                 "this broker stops leading %s-%d, which it led in epoch %d: %s",
@@ -194,7 +193,7 @@ class AlterPartitionManager:
                 one.item.leader_epoch,
                 result,
             )
-            partitions.stop_leading(one.partition)
+            self._replica_manager.stop_leading(one.partition)
             return
         else:
             logger.info("%s-%d: %s", one.partition.topic, one.partition.index, result)
@@ -203,7 +202,7 @@ class AlterPartitionManager:
                 return
         if one.is_pending(in_any_state=True):
             # The controller changed nothing, or the partition has a later state already.
-            partitions.isr_refused(one.partition)
+            self._replica_manager.isr_refused(one.partition)
 
     async def _send(self, changes: Sequence[_PendingChange]) -> list[PartitionState | KafkaError]:
         if self._controller.is_active:

@@ -229,9 +229,8 @@ class LeaderAndIsrApplier:
         StopReplica arrived.
         """
         assigned = await run_in_slices(_assigned_to(self._node_id, topics))
-        partitions = self._replica_manager
-        for some in slices_of(list(partitions.all()), STEPS_PER_SLICE):
-            for partition in partitions.stop_unassigned(list(some), assigned):
+        for some in slices_of(list(self._replica_manager.all()), STEPS_PER_SLICE):
+            for partition in self._replica_manager.stop_unassigned(list(some), assigned):
                 logger.warning(
                     "this broker stops leading %s-%d: the controller assigns no replica of it here. "
                     "Records that this broker acknowledged after the reassignment are in %s only",
@@ -247,13 +246,12 @@ class LeaderAndIsrApplier:
         The logs are kept, as by Apache Kafka's brokers on ZooKeeper: an operator may have removed the topic
         by mistake.
         """
-        partitions = self._replica_manager
         strays = []
         for some in slices_of(list(self._log_manager.logs.items()), ITEMS_PER_SLICE):
             strays += [
                 one.directory
                 for key, one in some
-                if key.topic not in others and partitions.find(key.topic, key.partition) is None
+                if key.topic not in others and self._replica_manager.find(key.topic, key.partition) is None
             ]
             await yield_to_loop()
         if strays:
@@ -267,10 +265,9 @@ class LeaderAndIsrApplier:
             )
 
     async def _delete_topics(self, announcement: Announcement, time_slice: TimeSlice) -> None:
-        partitions = self._replica_manager
         for topic in announcement.delta.deleted:
             try:
-                for _ in partitions.deleting(topic.name, topic.topic_id, len(topic.partitions)):
+                for _ in self._replica_manager.deleting(topic.name, topic.topic_id, len(topic.partitions)):
                     await time_slice.step()
             except KafkaError as problem:
                 logger.error("%s: %s", topic.name, problem)
@@ -282,27 +279,25 @@ class LeaderAndIsrApplier:
     async def retry_topic_deletion(self, topic: TopicImage) -> None:
         """Deletes the logs of a topic whose deletion has failed before. Raises StorageError."""
         async with self.lock:
-            partitions = self._replica_manager
-            known = partitions.topics.by_name.get(topic.name.encode())
+            known = self._replica_manager.topics.by_name.get(topic.name.encode())
             if known is not None and known.topic_id != topic.topic_id:
                 return  # Another controller has completed the deletion, and a new topic has the name.
             time_slice = TimeSlice(self._clock)
-            for _ in partitions.deleting(topic.name, topic.topic_id, len(topic.partitions)):
+            for _ in self._replica_manager.deleting(topic.name, topic.topic_id, len(topic.partitions)):
                 await time_slice.step()
             await self.removed()
 
     async def retry_replica_deletion(self, topic: TopicImage, index: int) -> None:
         """Deletes a replica that was reassigned, unless it is assigned again. Raises StorageError."""
         async with self.lock:
-            partitions = self._replica_manager
             known = self._metadata_cache.image.topic_of((topic.name, topic.topic_id))
             if known is None:
                 return  # The deletion of the topic has deleted this replica as well.
             image = known.partition(index)
             is_assigned = image is not None and self._node_id in image.replicas
             # Another controller may have assigned it again, and send its UpdateMetadata next.
-            if not is_assigned and partitions.find(topic.name, index) is None:
-                partitions.stop_replica(topic.name, index, delete=True)
+            if not is_assigned and self._replica_manager.find(topic.name, index) is None:
+                self._replica_manager.stop_replica(topic.name, index, delete=True)
                 await self.removed()
 
     async def _apply_topic(

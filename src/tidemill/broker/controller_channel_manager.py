@@ -318,8 +318,7 @@ class ControllerChannel:
                 len(refused),
                 pause_s,
             )
-            loop = asyncio.get_running_loop()
-            self._stop_retry_timer = loop.call_later(pause_s, self._retry_stops)
+            self._stop_retry_timer = asyncio.get_running_loop().call_later(pause_s, self._retry_stops)
 
     def _retry_stops(self) -> None:
         """Queues the stops that have failed, before all newer changes."""

@@ -189,12 +189,11 @@ class ControllerRequestHandler:
             time_slice = TimeSlice(self._clock)
             await self._load_settings(request, time_slice)
             wanted = [await self._topic_leader_and_isr(topic, time_slice) for topic in request.topic_states]
-            node = self._node_id
             # Leaders first: their followers receive the change at the same time, and fetch at once.
             for is_led in (True, False):
                 for one in wanted:
                     await time_slice.step()
-                    states = [state for state in one.states if (state.leader == node) == is_led]
+                    states = [state for state in one.states if (state.leader == self._node_id) == is_led]
                     # apply_states logs the failure, and the partition's state shows it.
                     with contextlib.suppress(KafkaError):
                         await self._applier.apply_states(one._replace(states=states), time_slice)
@@ -256,12 +255,11 @@ class ControllerRequestHandler:
             return StopReplicaResponse(error_code=0, partition_errors=errors)
 
     def _stop(self, topic: str, state: StopReplicaPartitionState) -> ErrorCode:
-        partitions = self._replica_manager
-        known = partitions.find(topic, state.partition_index)
+        known = self._replica_manager.find(topic, state.partition_index)
         if known is not None and -1 < state.leader_epoch < known.leader_epoch:
             return ErrorCode.FENCED_LEADER_EPOCH
         try:
-            partitions.stop_replica(topic, state.partition_index, delete=state.delete_partition)
+            self._replica_manager.stop_replica(topic, state.partition_index, delete=state.delete_partition)
         except KafkaError as problem:
             logger.error("%s-%d cannot be stopped: %s", topic, state.partition_index, problem)
             return problem.code
@@ -296,14 +294,13 @@ class ControllerRequestHandler:
 
         Yields after ``ITEMS_AT_ONCE_MAX`` partitions.
         """
-        partitions = self._replica_manager
         number = 0
         for topic in request.topic_states:
             for one in topic.partition_states:
                 number += 1
                 if number % ITEMS_AT_ONCE_MAX == 0:
                     yield
-                known = partitions.find(topic.topic_name, one.partition_index)
+                known = self._replica_manager.find(topic.topic_name, one.partition_index)
                 if known is None or not known.is_leader or one.leader == self._node_id:
                     continue
                 if one.leader_epoch > known.leader_epoch:
@@ -316,7 +313,7 @@ class ControllerRequestHandler:
                         one.leader_epoch,
                         known.leader_epoch,
                     )
-                    partitions.stop_leading(known)
+                    self._replica_manager.stop_leading(known)
 
     async def _image_after(
         self, before: ClusterImage, request: UpdateMetadataRequest, time_slice: TimeSlice

@@ -80,8 +80,7 @@ class DynamicConfigManager:
                 watch.cancel()
 
     async def _process_notifications(self) -> None:
-        store = self._store
-        notifications = {_number(name): name for name in await store.children(CONFIG_CHANGES)}
+        notifications = {_number(name): name for name in await self._store.children(CONFIG_CHANGES)}
         last = max(notifications, default=-1)
         if self._last_processed is None or (notifications and min(notifications) > self._last_processed + 1):
             resources = await self._all_resources()
@@ -91,7 +90,7 @@ class DynamicConfigManager:
                 for number in sorted(notifications)
                 if number > self._last_processed
             ]
-            changed = [_resource_of(node) for node in await store.get_many(paths)]
+            changed = [_resource_of(node) for node in await self._store.get_many(paths)]
             resources = await self._all_resources() if None in changed else {}
             resources |= dict.fromkeys(resource for resource in changed if resource is not None)
         await self._watch_unreadable()
@@ -105,14 +104,13 @@ class DynamicConfigManager:
 
     async def _load(self, resources: list[ConfigResource]) -> dict[ConfigResource, dict[str, str]]:
         """Reads settings. Unreadable settings are logged and left out."""
-        store = self._store
         try:
-            return await load_settings(store, resources)
+            return await load_settings(self._store, resources)
         except NodeFormatError:
             settings: dict[ConfigResource, dict[str, str]] = {}
             for resource in resources:
                 try:
-                    settings |= await load_settings(store, [resource])
+                    settings |= await load_settings(self._store, [resource])
                 except NodeFormatError as problem:
                     logger.error("the former settings stay in effect: %s", problem)
                     if resource not in self._unreadable:
@@ -155,15 +153,14 @@ class DynamicConfigManager:
                 watch.cancel()
 
     async def _apply_settings(self, settings: Mapping[ConfigResource, Mapping[str, str]]) -> None:
-        controller = self._controller
         try:
-            await controller.context.apply_stored_settings(settings)
+            await self._controller.context.apply_stored_settings(settings)
         except KafkaError as problem:
             if problem.code != ErrorCode.NOT_CONTROLLER:
                 raise
             await self._requests.apply_settings(settings)
             return
-        if self._applier.controller_epoch > controller.image.controller_epoch:
+        if self._applier.controller_epoch > self._controller.image.controller_epoch:
             # This broker has applied requests of a later controller, and has ignored the change of this one.
             await self._requests.apply_settings(settings)
 

@@ -282,9 +282,8 @@ class LargeFetch(SlicedFetch):
 
     async def _drop_results(self, slices: RequestSlices) -> None:
         """Frees the results: a delayed fetch keeps no files open."""
-        fetch = self._fetch
-        await slices.clear(fetch.results.partitions)
-        fetch.session_partitions = []
+        await slices.clear(self._fetch.results.partitions)
+        self._fetch.session_partitions = []
 
     async def _drop(self, slices: RequestSlices) -> None:
         """Releases a completed fetch without a response."""

@@ -45,13 +45,12 @@ class PartitionOffsetsLog:
 
         It raises the KafkaError of the append.
         """
-        broker = self._broker
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
-            found = broker.partition(OFFSETS_TOPIC, partition)
+            found = self._broker.partition(OFFSETS_TOPIC, partition)
             with _reporting_storage_errors(found):
                 parsed = parse_batch(batch, 0, len(batch))
-                result = found.append(parsed, ACKS_ALL, broker.clock.wall_ms())
+                result = found.append(parsed, ACKS_ALL, self._broker.clock.wall_ms())
         except KafkaError as error:
             future.set_exception(error)
             return future

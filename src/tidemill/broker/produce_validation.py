@@ -52,7 +52,6 @@ class ProduceValidation(BackgroundPreparation):
 
     async def run(self, handler: ProduceHandler, admitted: AdmittedRequest) -> None:
         """Prepares one request, and appends it."""
-        connection = admitted.connection
         self.memory.reserve(admitted.frame_bytes)
         try:
             validated = [
@@ -63,7 +62,7 @@ class ProduceValidation(BackgroundPreparation):
             if prepared.should_append:
                 handler.append_all(prepared, handler.clock.wall_ms())
         except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
-            connection.crash(problem)
+            admitted.connection.crash(problem)
         finally:
             self.memory.release(admitted.frame_bytes)
 

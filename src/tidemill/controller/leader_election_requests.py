@@ -140,8 +140,7 @@ class LeaderElectionRequests:
 
         Raises NOT_CONTROLLER, StoreError.
         """
-        store = self._context.store
-        node = await store.get(PartitionListNode.election_path)
+        node = await self._context.store.get(PartitionListNode.election_path)
         if node is None:
             return
         try:

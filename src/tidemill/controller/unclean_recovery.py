@@ -190,8 +190,7 @@ class UncleanRecovery:
 
     async def log_ends_of(self, partitions: Container[TopicPartition] | None) -> ReceivedLogEnds:
         """The log ends of the live replicas of leaderless ``partitions``, or of all leaderless partitions."""
-        context = self._context
-        image, stopping = context.image, context.stopping()
+        image, stopping = self._context.image, self._context.stopping()
         requested = {}
         for name in image.topic_index.leaderless:
             for partition in image.topics[name].partitions:

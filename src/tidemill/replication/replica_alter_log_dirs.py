@@ -171,9 +171,8 @@ class ReplicaAlterLogDirs:
 
     async def _copy_pieces(self, move: LogDirMove) -> None:
         """Copies up to the current end of the log."""
-        clock = self._clock
         while not move.is_cancelled():
-            piece = move.next_range(self.piece_bytes, clock.wall_ms())
+            piece = move.next_range(self.piece_bytes, self._clock.wall_ms())
             if piece is None:
                 return
             if move.needs_sync:
@@ -183,13 +182,12 @@ class ReplicaAlterLogDirs:
             await self._pace(move, piece.size)
             if move.is_cancelled():
                 return
-            await self._in_thread(move.copy_range, piece, clock.wall_ms())
+            await self._in_thread(move.copy_range, piece, self._clock.wall_ms())
 
     async def _pace(self, move: LogDirMove, count: int) -> None:
-        clock = self._clock
-        turn = self._turns.append(count, clock.monotonic())
+        turn = self._turns.append(count, self._clock.monotonic())
         while True:
-            wait_s = self._turns.wait_s(turn, clock.monotonic())
+            wait_s = self._turns.wait_s(turn, self._clock.monotonic())
             if wait_s <= RETRY_S or move.is_cancelled():
                 return
             await asyncio.sleep(min(wait_s, RATE_CHECK_S))

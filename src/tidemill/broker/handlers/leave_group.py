@@ -22,10 +22,9 @@ async def handle(
     broker: Broker, context: RequestContext, request: messages.LeaveGroupRequest
 ) -> messages.LeaveGroupResponse:
     """Before v3, the only member's error is the response's."""
-    group_id = request.group_id
     if context.api_version < BATCHED_FROM:
         result = await context.slices.wait_for(
-            broker.group_coordinator.leave(group_id, (LeavingMember(member_id=request.member_id),))
+            broker.group_coordinator.leave(request.group_id, (LeavingMember(member_id=request.member_id),))
         )
         error = result.error
         if error is ErrorCode.NONE and result.members:
@@ -40,7 +39,7 @@ async def handle(
             )
             for member in some
         )
-        result = await context.slices.wait_for(broker.group_coordinator.leave(group_id, members))
+        result = await context.slices.wait_for(broker.group_coordinator.leave(request.group_id, members))
         response.members += [
             messages.MemberResponse(
                 member_id=left.member_id, group_instance_id=left.instance_id, error_code=error

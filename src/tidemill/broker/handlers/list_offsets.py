@@ -88,9 +88,8 @@ async def cold_lookups(
 async def look_up_cold(slices: RequestSlices, cold: Found) -> Found:
     """Runs the lookups in a thread; returns those whose result is valid."""
     found: Found = {}
-    loop = asyncio.get_running_loop()
     for _ in range(COLD_TRIES):
-        await slices.wait_for(loop.run_in_executor(None, run_all, list(cold.values())))
+        await slices.wait_for(asyncio.get_running_loop().run_in_executor(None, run_all, list(cold.values())))
         again: Found = {}
         async for key, lookup in slices.over(cold.items()):
             if lookup.is_valid():

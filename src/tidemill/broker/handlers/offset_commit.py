@@ -95,12 +95,11 @@ async def _commit(
     request: messages.OffsetCommitRequest,
     offsets: Sequence[OffsetToCommit],
 ) -> tuple[ErrorCode, ...]:
-    group_id = request.group_id
     if context.api_version == 0:
-        return await _commit_to_store(broker, group_id, offsets)
+        return await _commit_to_store(broker, request.group_id, offsets)
     result = await broker.group_coordinator.commit(
         CommitRequest(
-            group_id=group_id,
+            group_id=request.group_id,
             offsets=tuple(offsets),
             generation=request.generation_id_or_member_epoch,
             member_id=request.member_id,

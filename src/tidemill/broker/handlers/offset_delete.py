@@ -21,8 +21,7 @@ async def handle(
 ) -> messages.OffsetDeleteResponse:
     """Partitions that do not exist get their own error; the group's errors apply to the others."""
     slices = context.slices
-    group_id = request.group_id
-    result = await slices.wait_for(broker.group_coordinator.delete_offsets(group_id, ()))
+    result = await slices.wait_for(broker.group_coordinator.delete_offsets(request.group_id, ()))
     if result.error is not ErrorCode.NONE:
         return messages.OffsetDeleteResponse(error_code=result.error)
     topics = []
@@ -42,7 +41,7 @@ async def handle(
                 requested[key] = ErrorCode.NONE
         topics.append(messages.OffsetDeleteResponseTopic(name=topic.name, partitions=partitions))
     for some in slices_of(list(requested)):
-        result = await slices.wait_for(broker.group_coordinator.delete_offsets(group_id, tuple(some)))
+        result = await slices.wait_for(broker.group_coordinator.delete_offsets(request.group_id, tuple(some)))
         if result.error is not ErrorCode.NONE:
             return messages.OffsetDeleteResponse(error_code=result.error)
         requested.update(zip(some, result.errors, strict=True))

@@ -46,12 +46,11 @@ async def handle(
             else:
                 groups[group.group_id] = await _group(broker, context, group, request.require_stable)
         return messages.OffsetFetchResponse(groups=list(groups.values()))
-    group_id = request.group_id
     if context.api_version == 0:
         return messages.OffsetFetchResponse(
-            topics=await _from_store(broker, context, group_id, request.topics or [])
+            topics=await _from_store(broker, context, request.group_id, request.topics or [])
         )
-    wanted = messages.OffsetFetchRequestGroup(group_id=group_id, topics=request.topics)
+    wanted = messages.OffsetFetchRequestGroup(group_id=request.group_id, topics=request.topics)
     found = await _group(broker, context, wanted, request.require_stable)
     return messages.OffsetFetchResponse(topics=found.topics, error_code=found.error_code)
 

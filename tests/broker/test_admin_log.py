@@ -14,7 +14,12 @@ from test_handlers_topics import BROKER, LOGGER, SET, TOPIC, broker_in, metadata
 from tidemill.broker import admin_log, auto_topic_creation
 from tidemill.broker.request_context import RequestContext
 from tidemill.coordination.coordination_store import Create
-from tidemill.coordination.nodes import PartitionListNode, ReassignmentNode
+from tidemill.coordination.nodes import (
+    PREFERRED_REPLICA_ELECTION,
+    REASSIGN_PARTITIONS,
+    PartitionListNode,
+    ReassignmentNode,
+)
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.net.peer import Listener, Peer
@@ -142,9 +147,9 @@ async def test_reassignments_are_logged_when_they_start_end_and_are_cancelled(
         assert "reassignments done: t-0 to [7, 2]" in caplog.messages
         caplog.clear()
         wishes = ReassignmentNode.encode({TopicPartition("t", 0): [7, 3]})
-        await brokers.store.transact([Create(ReassignmentNode.path, wishes)])
+        await brokers.store.transact([Create(REASSIGN_PARTITIONS, wishes)])
         await brokers.controller.reassignments.apply_requested_reassignments()
-        assert f"reassignments started by {ReassignmentNode.path}: t-0 to [7, 3]" in caplog.messages
+        assert f"reassignments started by {REASSIGN_PARTITIONS}: t-0 to [7, 3]" in caplog.messages
         assert "(by " not in caplog.text, "the requester is not known"
 
 
@@ -160,10 +165,10 @@ async def test_a_reassignment_that_ends_at_once_is_logged_as_started_before_it_i
             "reassignments done: t-0 to [7, 1]",
         ]
         wishes = ReassignmentNode.encode({TopicPartition("t", 0): [7]})
-        await brokers.store.transact([Create(ReassignmentNode.path, wishes)])
+        await brokers.store.transact([Create(REASSIGN_PARTITIONS, wishes)])
         await brokers.controller.reassignments.apply_requested_reassignments()
         assert lines(caplog) == [
-            f"reassignments started by {ReassignmentNode.path}: t-0 to [7]",
+            f"reassignments started by {REASSIGN_PARTITIONS}: t-0 to [7]",
             "reassignments done: t-0 to [7]",
         ]
 
@@ -182,10 +187,10 @@ async def test_requested_elections_are_logged(tmp_path: Path, caplog: pytest.Log
         await brokers.come(1)
         await brokers.in_sync(7, 1)
         node = PartitionListNode.encode([TopicPartition("t", 0)])
-        await brokers.store.transact([Create(PartitionListNode.election_path, node)])
+        await brokers.store.transact([Create(PREFERRED_REPLICA_ELECTION, node)])
         caplog.clear()
         await brokers.controller.leader_elections.run_requested_elections()
-        text = f"preferred elections done, requested by {PartitionListNode.election_path}: t-0"
+        text = f"preferred elections done, requested by {PREFERRED_REPLICA_ELECTION}: t-0"
         assert text in caplog.messages
 
 

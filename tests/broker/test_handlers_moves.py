@@ -18,6 +18,8 @@ from tidemill.coordination.cluster_image_loader import load_image
 from tidemill.coordination.coordination_store import Create, Delete, SetData, Store
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import (
+    PREFERRED_REPLICA_ELECTION,
+    REASSIGN_PARTITIONS,
     BrokerNode,
     BrokerRegistration,
     Endpoint,
@@ -293,10 +295,10 @@ async def test_a_requested_reassignment_node_is_applied_and_deleted_at_its_end(t
         await brokers.have([7], [7], [7], [7])
         numbers = {n: TopicPartition("t", n) for n in range(5)}
         wishes = {numbers[0]: [1], numbers[1]: [2], numbers[2]: [9], numbers[3]: [7], numbers[4]: [7]}
-        await brokers.store.transact([Create(ReassignmentNode.path, ReassignmentNode.encode(wishes))])
+        await brokers.store.transact([Create(REASSIGN_PARTITIONS, ReassignmentNode.encode(wishes))])
 
         async def left() -> set[int] | None:
-            node = await brokers.store.get(ReassignmentNode.path)
+            node = await brokers.store.get(REASSIGN_PARTITIONS)
             return None if node is None else {p.partition for p in ReassignmentNode.decode(node.data)}
 
         for _ in range(2):  # The node that it wrote itself is read as well.
@@ -315,17 +317,17 @@ async def test_a_requested_reassignment_node_is_kept_until_it_was_read(tmp_path:
         await brokers.have([7], [7], [7])
         await brokers.alter({0: [1]})
         wishes = {TopicPartition("t", 1): [2], TopicPartition("t", 2): [7]}
-        await brokers.store.transact([Create(ReassignmentNode.path, ReassignmentNode.encode(wishes))])
+        await brokers.store.transact([Create(REASSIGN_PARTITIONS, ReassignmentNode.encode(wishes))])
         await brokers.in_sync(7, 1)
         await brokers.alter({0: [7]})
-        node = await brokers.store.get(ReassignmentNode.path)
+        node = await brokers.store.get(REASSIGN_PARTITIONS)
         assert node is not None
         assert ReassignmentNode.decode(node.data) == wishes
         await brokers.controller.reassignments.apply_requested_reassignments()
         assert list(await brokers.moving()) == [("t", 0), ("t", 1)]
         (outcome,) = await brokers.controller.admin_manager.delete_topics(["t"])
         assert outcome.error is None
-        assert not await brokers.store.exists(ReassignmentNode.path)
+        assert not await brokers.store.exists(REASSIGN_PARTITIONS)
 
 
 async def test_unreadable_nodes_are_kept_for_the_administrator(
@@ -333,14 +335,14 @@ async def test_unreadable_nodes_are_kept_for_the_administrator(
 ) -> None:
     async with brokers_in(tmp_path) as brokers:
         await brokers.have([7])
-        paths = [ReassignmentNode.path, PartitionListNode.election_path]
+        paths = [REASSIGN_PARTITIONS, PREFERRED_REPLICA_ELECTION]
         await brokers.store.transact([Create(path, b"{}") for path in paths])
         await brokers.controller.reassignments.apply_requested_reassignments()
         await brokers.controller.leader_elections.run_requested_elections()
         assert await brokers.alter({0: [1]}) == {0: 0}
         assert all([await brokers.store.exists(path) for path in paths])
         await brokers.store.transact([Delete(path) for path in paths])
-    for path in (ReassignmentNode.path, PartitionListNode.election_path):
+    for path in (REASSIGN_PARTITIONS, PREFERRED_REPLICA_ELECTION):
         assert any(path in record.getMessage() for record in caplog.records)
 
 
@@ -351,7 +353,7 @@ async def test_requested_elections_are_run(tmp_path: Path) -> None:
         await brokers.come(1)
         await brokers.in_sync(7, 1)
         asked = [TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)]
-        path = PartitionListNode.election_path
+        path = PREFERRED_REPLICA_ELECTION
         await brokers.store.transact([Create(path, PartitionListNode.encode(asked))])
         await brokers.controller.leader_elections.run_requested_elections()
         assert brokers.partition().leader == 1

@@ -18,7 +18,7 @@ from tidemill.controller.topics import Growth, NewTopic
 from tidemill.coordination.cluster_image import ClusterImage, Delta
 from tidemill.coordination.cluster_image_loader import load_image
 from tidemill.coordination.coordination_store import Create, Delete, StoreError, StoreUnavailable
-from tidemill.coordination.nodes import BrokerNode, ReassignmentNode
+from tidemill.coordination.nodes import REASSIGN_PARTITIONS, BrokerNode, ReassignmentNode
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.model.errors import KafkaError
 from tidemill.model.types import TopicPartition
@@ -105,7 +105,7 @@ def test_a_reassignment_completes_whichever_store_call_fails(
         await failover.brokers_changed()
         if is_wished:
             data = ReassignmentNode.encode({FIRST: [1]})
-            await setting.store.transact([Create(ReassignmentNode.path, data)])
+            await setting.store.transact([Create(REASSIGN_PARTITIONS, data)])
             await controller.reassignments.apply_requested_reassignments()
         else:
             await controller.reassignments.alter({FIRST: [1]})
@@ -122,7 +122,7 @@ def test_a_reassignment_completes_whichever_store_call_fails(
         has_more = silence.end()
         found = controller.image.topics["t"].partitions[0]
         assert (found.leader, found.isr, found.replicas) == (1, [1], [1])
-        assert not await setting.store.exists(ReassignmentNode.path)
+        assert not await setting.store.exists(REASSIGN_PARTITIONS)
         return has_more
 
     assert for_each_call(tmp_path, story) > 4

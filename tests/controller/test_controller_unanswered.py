@@ -26,6 +26,7 @@ from tidemill.controller.leader_election import LogEnd
 from tidemill.controller.unclean_recovery import UncleanRecovery
 from tidemill.coordination.coordination_store import Create, Delete, Node, SetData, StoreUnavailable
 from tidemill.coordination.nodes import (
+    REASSIGN_PARTITIONS,
     BrokerNode,
     ConfigNode,
     ConfigResource,
@@ -46,7 +47,7 @@ async def moving(setting: Setting, failover: Failover) -> AlterPartitionItem:
     await restart(setting, 1)
     await failover.brokers_changed()
     assert await create(setting, "a", [0]) is None
-    await setting.store.transact([Create(ReassignmentNode.path, ReassignmentNode.encode({MOVED: [1]}))])
+    await setting.store.transact([Create(REASSIGN_PARTITIONS, ReassignmentNode.encode({MOVED: [1]}))])
     await setting.controller.reassignments.apply_requested_reassignments()
     one = only_partition(setting, "a")
     assert one.adding == [1]
@@ -101,7 +102,7 @@ async def test_a_reassignment_completes_after_a_store_outage_at_its_end(
         await failover.brokers_changed()
         one = only_partition(setting, "a")
         assert (one.replicas, one.adding, one.removing) == ([1], [], [])
-        assert not await setting.store.exists(ReassignmentNode.path)
+        assert not await setting.store.exists(REASSIGN_PARTITIONS)
 
 
 async def test_a_cancelled_reassignment_leaves_the_administrators_node_after_a_store_outage(
@@ -119,7 +120,7 @@ async def test_a_cancelled_reassignment_leaves_the_administrators_node_after_a_s
         assert only_partition(setting, "a").replicas == [0]
         assert asked == ["refresh"]
         await failover.brokers_changed()
-        assert not await setting.store.exists(ReassignmentNode.path)
+        assert not await setting.store.exists(REASSIGN_PARTITIONS)
 
 
 async def test_a_cancelled_reassignment_is_not_restarted_by_an_earlier_read(
@@ -136,7 +137,7 @@ async def test_a_cancelled_reassignment_is_not_restarted_by_an_earlier_read(
         await asyncio.gather(*waiting)
         one = only_partition(setting, "a")
         assert (one.replicas, one.adding) == ([0], [])
-        assert not await setting.store.exists(ReassignmentNode.path)
+        assert not await setting.store.exists(REASSIGN_PARTITIONS)
 
 
 async def test_a_deletion_continues_for_a_returning_broker_although_a_reassignment_fails(

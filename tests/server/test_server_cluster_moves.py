@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tidemill.client import ConfigResource, ResourceType
 from tidemill.client.admin_types import PartitionDescription
 from tidemill.coordination.coordination_store import Create
-from tidemill.coordination.nodes import ReassignmentNode
+from tidemill.coordination.nodes import REASSIGN_PARTITIONS, ReassignmentNode
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 from tidemill.coordination.zookeeper_store import ZooKeeperStore
 from tidemill.model.types import TopicPartition
@@ -120,10 +120,10 @@ def reassign(cluster: Brokers, topic: str, replicas: list[int]) -> None:
         try:
             data = ReassignmentNode.encode({TopicPartition(topic, 0): replicas})
             gone = asyncio.Event()
-            watch = await store.watch(ReassignmentNode.path, lambda event: gone.set())
-            await store.transact([Create(ReassignmentNode.path, data)])
+            watch = await store.watch(REASSIGN_PARTITIONS, lambda event: gone.set())
+            await store.transact([Create(REASSIGN_PARTITIONS, data)])
             async with asyncio.timeout(60):
-                while await store.exists(ReassignmentNode.path):
+                while await store.exists(REASSIGN_PARTITIONS):
                     await gone.wait()
                     gone.clear()
             watch.cancel()

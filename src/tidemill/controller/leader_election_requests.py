@@ -21,7 +21,7 @@ from tidemill.controller.unclean_recovery import NO_REQUEST, ReceivedLogEnds, Un
 from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.coordination_store import BadVersion, Delete, NoNode, StoreError
 from tidemill.coordination.encoding import NodeFormatError
-from tidemill.coordination.nodes import PartitionListNode
+from tidemill.coordination.nodes import PREFERRED_REPLICA_ELECTION, PartitionListNode
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.event_loop_slices import run_in_slices, slices_by_weight, slices_of
 from tidemill.model.log_lines import in_lines
@@ -140,11 +140,11 @@ class LeaderElectionRequests:
 
         Raises NOT_CONTROLLER, StoreError.
         """
-        node = await self._context.store.get(PartitionListNode.election_path)
+        node = await self._context.store.get(PREFERRED_REPLICA_ELECTION)
         if node is None:
             return
         try:
-            partitions = PartitionListNode.decode(PartitionListNode.election_path, node.data)
+            partitions = PartitionListNode.decode(PREFERRED_REPLICA_ELECTION, node.data)
         except NodeFormatError as problem:
             logger.error("%s", problem)
             return
@@ -152,7 +152,7 @@ class LeaderElectionRequests:
         for line in in_lines(str(partition) for partition, error in results.items() if error is None):
             admin_log.info(
                 "preferred elections done, requested by %s: %s",
-                PartitionListNode.election_path,
+                PREFERRED_REPLICA_ELECTION,
                 line,
             )
         for partition, error in results.items():
@@ -160,7 +160,7 @@ class LeaderElectionRequests:
                 logger.warning("preferred leader election of %s failed: %s", partition, error)
         async with self._context.change_lock():
             try:
-                await self._context.write_operations([Delete(PartitionListNode.election_path, node.version)])
+                await self._context.write_operations([Delete(PREFERRED_REPLICA_ELECTION, node.version)])
             except (BadVersion, NoNode):
                 self._context.election.check_active()  # The node has new elections, which are run next.
 

@@ -43,7 +43,7 @@ from tidemill.controller.leader_election import (
 from tidemill.controller.topics import Plan, format_ids
 from tidemill.coordination.cluster_image import ClusterImage, Delta
 from tidemill.coordination.coordination_store import Delete, Operation, SetData
-from tidemill.coordination.nodes import ReassignmentNode, TopicNode
+from tidemill.coordination.nodes import REASSIGN_PARTITIONS, ReassignmentNode, TopicNode
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.event_loop_slices import ITEMS_PER_SLICE
@@ -166,8 +166,8 @@ def still_in_progress(
 def write_reassignments(reassignments: Mapping[TopicPartition, Sequence[int]], version: int) -> Operation:
     """Writes the remaining reassignments to the administrator's node, or deletes the node."""
     if not reassignments:
-        return Delete(ReassignmentNode.path, version)
-    return SetData(ReassignmentNode.path, ReassignmentNode.encode(reassignments), version)
+        return Delete(REASSIGN_PARTITIONS, version)
+    return SetData(REASSIGN_PARTITIONS, ReassignmentNode.encode(reassignments), version)
 
 
 def _find_partition(image: ClusterImage, key: TopicPartition) -> tuple[TopicImage, PartitionImage]:

@@ -22,7 +22,7 @@ from tidemill.controller.topics import Plan
 from tidemill.coordination.announcement import Announcement
 from tidemill.coordination.coordination_store import BadVersion, Node, NoNode, StoreError
 from tidemill.coordination.encoding import NodeFormatError
-from tidemill.coordination.nodes import ReassignmentNode
+from tidemill.coordination.nodes import REASSIGN_PARTITIONS, ReassignmentNode
 from tidemill.coordination.topic_image import PartitionImage
 from tidemill.model.errors import KafkaError
 from tidemill.model.event_loop_slices import slices_of
@@ -81,7 +81,7 @@ class ReassignmentRequests:
 
         async def plan_and_write() -> tuple[Decisions, Announcement | None]:
             await context.parts.refresh_brokers()
-            if node is not None and await context.store.get(ReassignmentNode.path) != node:
+            if node is not None and await context.store.get(REASSIGN_PARTITIONS) != node:
                 # The node has changed, for instance because a client cancelled one: it is handled again.
                 return Decisions([], {}), None
             decisions = plan_reassignment(
@@ -146,7 +146,7 @@ class ReassignmentRequests:
         The node keeps the reassignments in progress and is deleted with the last one; then an administrator
         can create another. Raises NOT_CONTROLLER, StoreError.
         """
-        node = await self._context.store.get(ReassignmentNode.path)
+        node = await self._context.store.get(REASSIGN_PARTITIONS)
         if node is None:
             return
         try:
@@ -158,7 +158,7 @@ class ReassignmentRequests:
 
         def note(accepted: Reassignments) -> None:
             for line in in_lines(f"{key} to {target}" for key, target in accepted.items() if key in fresh):
-                admin_log.info("reassignments started by %s: %s", ReassignmentNode.path, line)
+                admin_log.info("reassignments started by %s: %s", REASSIGN_PARTITIONS, line)
 
         errors, announcement = await self._change(requested, True, note, node)
         await wait_for_all([announcement])
@@ -185,7 +185,7 @@ class ReassignmentRequests:
 
     async def _clean_up_node(self) -> None:
         context = self._context
-        node = await context.store.get(ReassignmentNode.path)
+        node = await context.store.get(REASSIGN_PARTITIONS)
         if node is None:
             self._applied = {}
             return

@@ -11,7 +11,6 @@ from tidemill.model.errors import ConfigError
 
 DEFAULT_PORT = 2181
 DIGEST_MD5 = "DIGEST-MD5"
-GSSAPI = "GSSAPI"
 
 
 class Sasl(NamedTuple):

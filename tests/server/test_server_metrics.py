@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tidemill.model.time_histogram import TimeHistogram
 from tidemill.server import http_endpoint
-from tidemill.server.health import BrokerFacts, Health
+from tidemill.server.health import Health
 from tidemill.server.http_endpoint import MetricsEndpoint
 from tidemill.server.metrics import (
     HISTOGRAM,
@@ -80,8 +80,14 @@ def test_the_process_reports_version_mode_and_memory() -> None:
 async def endpoint(
     well: bool = True, gather: Callable[[], Any] = lambda: [gauge("x", "X.", 1)]
 ) -> AsyncIterator[MetricsEndpoint]:
-    facts = BrokerFacts("c", 1, [], ["/full"], 0.0)
-    made = MetricsEndpoint(gather, lambda: Health("" if well else "stopping", facts if well else None))
+    facts = {
+        "cluster_id": "c",
+        "broker_id": 1,
+        "failed_directories": [],
+        "full_directories": ["/full"],
+        "store_silent_s": 0.0,
+    }
+    made = MetricsEndpoint(gather, lambda: Health("" if well else "stopping", facts if well else {}))
     await made.start("127.0.0.1", 0)
     try:
         yield made

@@ -275,8 +275,7 @@ def _cluster(server: BrokerServer, totals: PartitionTotals) -> Iterator[Family]:
         totals.lag_max,
     )
     flushes = Family("tidemill_log_flush_seconds", HISTOGRAM, "Seconds of log flushes.")
-    flushes.add(broker.replica_manager.log_flusher.times)
-    yield flushes
+    yield flushes.add(broker.replica_manager.log_flusher.times)
     yield gauge(
         "tidemill_groups", "Groups with this broker as coordinator.", broker.group_coordinator.group_count()
     )
@@ -337,12 +336,11 @@ def _directories(server: BrokerServer) -> Iterator[Family]:
     broker = server.broker
     failed = sum(one.is_offline for one in broker.log_manager.dirs.all)
     yield gauge("tidemill_offline_log_directories", "Data directories that failed.", failed)
-    full = gauge(
+    yield gauge(
         "tidemill_full_log_directories",
         "Data directories that reject writes because the disk is full.",
         len(broker.replica_manager.full_directories),
     )
-    yield full
     free = gauge("tidemill_log_directory_free_bytes", "Free bytes of the file system of a data directory.")
     total = gauge("tidemill_log_directory_total_bytes", "Total bytes of the file system of a data directory.")
     for path, space in (server.free_space.by_directory if server.free_space is not None else {}).items():

@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from tidemill.broker.broker import Broker
-
-
-class BrokerFacts(NamedTuple):
-    """The facts about a started broker that the response contains."""
-
-    cluster_id: str
-    broker_id: int
-    failed_directories: Sequence[str]
-    full_directories: Sequence[str]
-    store_silent_s: float
-    """The time since the coordination store has responded; 0 while it responds."""
 
 
 class Health(NamedTuple):
@@ -25,8 +14,8 @@ class Health(NamedTuple):
 
     reason: str = ""
     """The reason that the broker is not healthy; empty for a healthy broker."""
-    facts: BrokerFacts | None = None
-    """None before the end of the start, and from the beginning of the stop on."""
+    facts: Mapping[str, object] = {}
+    """Further fields of the response; empty before the end of the start, and after the stop has begun."""
 
     @property
     def is_healthy(self) -> bool:
@@ -35,9 +24,7 @@ class Health(NamedTuple):
 
     def to_json(self) -> str:
         """Returns the status, the facts and the reason as a JSON object."""
-        document: dict[str, object] = {"status": "ok" if self.is_healthy else "unwell"}
-        if self.facts is not None:
-            document |= self.facts._asdict()
+        document = {"status": "ok" if self.is_healthy else "unwell", **self.facts}
         if self.reason:
             document["reason"] = self.reason
         return json.dumps(document)
@@ -58,11 +45,11 @@ def health_of(broker: Broker) -> Health:
             f"the coordination store has not responded for {silent_s:.1f} s: no leader is elected, and no "
             "topic or configuration can be changed"
         )
-    facts = BrokerFacts(
-        cluster_id=broker.cluster_id,
-        broker_id=broker.node_id,
-        failed_directories=failed,
-        full_directories=full,
-        store_silent_s=round(silent_s, 3),
-    )
+    facts = {
+        "cluster_id": broker.cluster_id,
+        "broker_id": broker.node_id,
+        "failed_directories": failed,
+        "full_directories": full,
+        "store_silent_s": round(silent_s, 3),  # 0 while the coordination store responds.
+    }
     return Health("; ".join(reasons), facts)

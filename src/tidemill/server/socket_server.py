@@ -43,27 +43,16 @@ class PortInUse(TidemillError):
     """Another process listens on the port."""
 
 
-class ConnectionQuotas:
+class ConnectionQuotas(NamedTuple):
     """The limits on the number of connections."""
 
-    def __init__(
-        self,
-        connections_max: int,
-        per_address_max: int,
-        overrides: Mapping[str, int],
-        by_listener: Mapping[str, int] | None = None,
-        protected: str = "",
-    ) -> None:
-        self.connections_max = connections_max
-        self.per_address_max = per_address_max
-        self.overrides = overrides
-        self.by_listener = by_listener or {}
-        self.protected = protected
-        """The listener that accepts beyond ``connections_max``; empty if brokers and clients share one."""
-
-    def for_address(self, address: str) -> int:
-        """The maximum number of connections from an address."""
-        return self.overrides.get(address, self.per_address_max)
+    connections_max: int
+    per_address_max: int
+    overrides: Mapping[str, int]
+    """The limits of addresses that differ from ``per_address_max``."""
+    by_listener: Mapping[str, int] = {}
+    protected: str = ""
+    """The listener that accepts beyond ``connections_max``; empty if brokers and clients share one."""
 
 
 class ConnectionLimits(NamedTuple):
@@ -285,7 +274,7 @@ class SocketServer:
             return f"listener.name.{listener.lower()}.max.connections={own} are open"
         if len(self.connections) >= limits.connections_max and listener != limits.protected:
             return f"max.connections={limits.connections_max} are open"
-        allowed = limits.for_address(host)
+        allowed = limits.overrides.get(host, limits.per_address_max)
         if self.by_address[host] >= allowed:
             return f"{allowed} connections of this address are open"
         return ""
@@ -346,15 +335,11 @@ class SocketServer:
         self._last_idle_check = self.memory.uses
         return len(idle)
 
-    def stop_listening(self) -> None:
-        """Closes the listening sockets."""
-        for one in self._listening:
-            self.loop.remove_reader(one.fileno())
-            one.close()
-        self._listening.clear()
-
     def close(self) -> None:
         """Closes the listening sockets and all connections."""
-        self.stop_listening()
+        for listening in self._listening:
+            self.loop.remove_reader(listening.fileno())
+            listening.close()
+        self._listening.clear()
         for one in list(self.connections):
             one.close("the broker stops")

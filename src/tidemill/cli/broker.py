@@ -10,9 +10,10 @@ from tidemill.cli import log_dirs, name_completion
 from tidemill.cli.options import INT_MAX, Target, TextType, WholeNumber, target_options
 from tidemill.cli.output import done, json_option, on_terminal, print_json, print_table, report_failures
 from tidemill.cli.setting_options import changes_of, unset_option
+from tidemill.client.errors import ClientError
 
 if TYPE_CHECKING:
-    from tidemill.client import Admin, ClientError
+    from tidemill.client import Admin
     from tidemill.client.admin_types import ConfigEntry, ConfigResource
 
 DEFAULT = "default"
@@ -115,8 +116,6 @@ def describe(brokers: tuple[str, ...], all_configs: bool, as_json: bool, target:
 
     Exit code 1 when the settings of a broker could not be read.
     """
-    from tidemill.client import ClientError
-
     found: dict[str, dict[str, ConfigEntry]] = {}
     missing: list[ClientError] = []
     with target.admin() as admin:

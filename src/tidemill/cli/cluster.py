@@ -23,6 +23,8 @@ from tidemill.cli.output import (
     require_yes,
 )
 from tidemill.cli.setting_options import broker_settings_option
+from tidemill.client.errors import ClientError
+from tidemill.model.errors import ErrorCode
 
 if TYPE_CHECKING:
     from tidemill.client import Admin
@@ -304,7 +306,6 @@ def remove(number: int, directory: str) -> None:
     It must hold no replicas. The broker is stopped, and its directory deleted. 'tidemill cluster
     decommission' moves all replicas off it first. Deletions of topics no longer wait for it.
     """
-
     local = _existing(directory, [str(number)])
     others = [f"{HOST}:{port}" for broker, port in local.ports.items() if broker != number]
     if not others:
@@ -333,9 +334,6 @@ def remove(number: int, directory: str) -> None:
 
 def _unregister(admin: Admin, number: int) -> None:
     """Unregisters a stopped broker, once the session of its process has ended."""
-    from tidemill.client import ClientError
-    from tidemill.model.errors import ErrorCode
-
     deadline = time.monotonic() + SESSION_MS / 1000 + SESSION_END_S
     while True:
         try:
@@ -396,7 +394,7 @@ def down(delete: bool, yes: bool, directory: str) -> None:
 
 def _controller(local: LocalCluster) -> str | None:
     """Returns the id of the controller; None when no broker reports it."""
-    from tidemill.client import Admin, ClientError
+    from tidemill.client import Admin
 
     try:
         with Admin(local.bootstrap, default_api_timeout_ms=5000) as admin:

@@ -13,6 +13,7 @@ from tidemill.cli.cluster_options import local_cluster_options
 from tidemill.cli.local_cluster import ZOOKEEPER
 from tidemill.cli.options import Target
 from tidemill.cli.output import FAILED, counted, done, json_option, on_terminal, print_json, print_table
+from tidemill.client.errors import ClientError
 
 if TYPE_CHECKING:
     from tidemill.cli.local_cluster import LocalCluster
@@ -143,8 +144,6 @@ def _describe_cluster(admin: Admin, local: LocalCluster | None) -> ClusterDescri
 
 def _moving(admin: Admin) -> int | None:
     """Returns the number of moving partitions; None when no controller responds."""
-    from tidemill.client import ClientError
-
     try:
         return len(admin.list_reassignments(timeout=CONTROLLER_S))
     except ClientError:

@@ -17,6 +17,8 @@ from tidemill.cli.options import Duration, Moment, Target, WholeNumber, target_o
 from tidemill.cli.output import counted, on_terminal, print_interrupted, time_text
 from tidemill.cli.record_text import as_text, for_terminal, hexadecimal, to_json
 from tidemill.cli.wait_messages import stop_watching
+from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout
+from tidemill.model.errors import ErrorCode
 from tidemill.model.similar_names import did_you_mean
 
 if TYPE_CHECKING:
@@ -308,10 +310,6 @@ def _fields(show: str, verbose: bool) -> set[str]:
 
 def _find_topics(consumer: Consumer, topics: Sequence[str]) -> None:
     """Raises ClickException for topics that do not exist: a group would wait for them silently."""
-    from tidemill.client import ClientError
-    from tidemill.client.errors import BrokerUnreachable, RequestTimeout
-    from tidemill.model.errors import ErrorCode
-
     for topic in topics:
         try:
             consumer.partitions_for(topic)

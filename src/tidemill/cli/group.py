@@ -19,6 +19,7 @@ from tidemill.cli.output import (
     report_failures,
     require_yes,
 )
+from tidemill.client.errors import ClientError
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -79,8 +80,6 @@ Examples:
 @target_options
 def describe(names: tuple[str, ...], by_member: bool, as_json: bool, target: Target) -> int:
     """Show state, members and lag of groups. Exit code 1 when a group could not be described."""
-    from tidemill.client import ClientError
-
     found = []
     missing: list[ClientError] = []
     with target.admin() as admin:
@@ -279,8 +278,6 @@ def _parse_partitions(texts: tuple[str, ...]) -> tuple[list[str], list[TopicPart
 @target_options
 def delete(names: tuple[str, ...], yes: bool, target: Target) -> int:
     """Delete groups without members, and their offsets. Asks for confirmation on a terminal."""
-    from tidemill.client import ClientError
-
     require_yes(f"Delete {', '.join(names)} and the committed offsets?", yes)
     failures = []
     with target.admin() as admin:

@@ -32,6 +32,7 @@ import click
 from tidemill.cli import local_cluster_settings
 from tidemill.cli.local_cluster_settings import HOST
 from tidemill.cli.processes import POLL_S, Background
+from tidemill.server.zookeeper_jars import JAVA_OPTIONS, SERVER, ZooKeeperMissing, class_path, serves
 
 DIRECTORY = "tidemill-cluster"
 DIRECTORY_VARIABLE = "TIDEMILL_CLUSTER_DIR"
@@ -293,8 +294,6 @@ class LocalCluster:
 
     def start_zookeeper(self) -> bool:
         """Starts the cluster's ZooKeeper and waits until it serves. Returns False if it was running."""
-        from tidemill.server.zookeeper_jars import JAVA_OPTIONS, SERVER, serves
-
         process, port = self.process(ZOOKEEPER), self.own_port
         if port is None or process.pid() is not None:
             return False
@@ -488,8 +487,6 @@ def _is_full(directory: Path) -> bool:
 
 
 def _jars() -> str:
-    from tidemill.server.zookeeper_jars import ZooKeeperMissing, class_path
-
     try:
         return class_path()
     except ZooKeeperMissing as problem:

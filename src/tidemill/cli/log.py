@@ -17,6 +17,7 @@ from tidemill.cli.options import Existing, config_file_option
 from tidemill.cli.output import FAILED, on_terminal
 from tidemill.cli.record_text import for_terminal
 from tidemill.cli.setting_options import broker_settings_option
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ConfigError, KafkaError, UnpackedTooLarge
 
 if TYPE_CHECKING:
@@ -91,8 +92,6 @@ def dump(paths: tuple[str, ...], named: str | None, as_json: bool, **flags: Any)
     PATHS are files (.log, .index, .timeindex, .txnindex, .snapshot, .checkpoint, leader-epoch-checkpoint)
     or the directory of a partition.
     """
-    from tidemill.log.system_files import SystemFiles
-
     try:
         paths += tuple(FILES.convert(path, None, None) for path in (named or "").split(",") if path)
     except click.BadParameter as problem:

@@ -13,6 +13,7 @@ from tidemill.cli.log_verify import progress
 from tidemill.cli.options import StateFile
 from tidemill.cli.output import FAILED, bytes_text, count_text, done, json_option, on_terminal, print_json
 from tidemill.cli.record_text import for_terminal
+from tidemill.log.system_files import SystemFiles
 
 if TYPE_CHECKING:
     from tidemill.interchange.directories import BrokerDirectories
@@ -55,7 +56,6 @@ def export(
     """
     from tidemill.interchange.directories import read_directories
     from tidemill.interchange.kafka_export import plan, read_store
-    from tidemill.log.system_files import SystemFiles
 
     if (target is None) == (not in_place):
         raise click.UsageError("give either --to NEW for a copy, or --in-place")
@@ -117,7 +117,6 @@ def _export(
 ) -> None:
     """Copies the data first, then writes the nodes. Directories are converted in place after all else."""
     from tidemill.interchange import kafka_export, zookeeper_nodes
-    from tidemill.log.system_files import SystemFiles
 
     files = SystemFiles()
     node_data = zookeeper_nodes.to_nodes(planned.metadata)

@@ -16,6 +16,8 @@ from tidemill.cli.options import Existing, config_file_option
 from tidemill.cli.output import FAILED, bytes_text, count_text, done, json_option, on_terminal, print_json
 from tidemill.cli.record_text import for_terminal
 from tidemill.cli.setting_options import broker_settings_option
+from tidemill.log.file_names import LOCK, METADATA_DIRECTORY
+from tidemill.log.system_files import SystemFiles
 
 if TYPE_CHECKING:
     from tidemill.interchange.cluster import ClusterMetadata
@@ -28,8 +30,6 @@ DIRECTORY = Existing("a data directory of a broker, as log.dirs has it", directo
 @contextmanager
 def locked(paths: tuple[str, ...], *, acquire: bool) -> Iterator[None]:
     """Holds the locks of data directories; without ``acquire`` only checks that no broker holds them."""
-    from tidemill.log.file_names import LOCK
-    from tidemill.log.system_files import SystemFiles
     from tidemill.log_tools.verify import is_in_use
 
     locks: list[Any] = []
@@ -123,7 +123,6 @@ def import_(
     from tidemill.interchange.kafka_import import Choices, plan, write_store
     from tidemill.interchange.open_transactions import open_transactions
     from tidemill.interchange.transaction_completion import commit_open
-    from tidemill.log.system_files import SystemFiles
 
     bytes_max = unpacked_bytes_max(config_file, sets)
     paths = distinct_paths(paths)
@@ -172,8 +171,6 @@ def _metadata(
     from tidemill.interchange import zookeeper_nodes
     from tidemill.interchange.kafka_import import metadata_of_directories
     from tidemill.interchange.kraft_metadata_reader import read_kraft
-    from tidemill.log.file_names import METADATA_DIRECTORY
-    from tidemill.log.system_files import SystemFiles
 
     if zookeeper:
         return zookeeper_nodes.from_nodes(

@@ -23,6 +23,8 @@ from tidemill.cli.output import (
 )
 from tidemill.cli.record_text import for_terminal
 from tidemill.cli.setting_options import broker_settings_option
+from tidemill.log.file_names import CUT
+from tidemill.log.system_files import SystemFiles
 
 if TYPE_CHECKING:
     from tidemill.log_tools.findings import Check, Finding
@@ -77,7 +79,6 @@ def verify(path: str, config_file: str | None, sets: tuple[str, ...], as_json: b
     Checks framing, checksums, the order of offsets, each record, indexes against the log, aborted
     transactions, producer snapshots, leader epochs, checkpoints, and files left over by a crash.
     """
-    from tidemill.log.system_files import SystemFiles
     from tidemill.log_tools.findings import Check
     from tidemill.log_tools.verify import (
         DirectoryCheck,
@@ -207,7 +208,6 @@ def recover(path: str, dry_run: bool, config_file: str | None, sets: tuple[str, 
     that is not part of a valid batch; indexes, leader epochs and producer state are rebuilt where they are
     not sound.
     """
-    from tidemill.log.system_files import SystemFiles
     from tidemill.log_tools.dry_run import ScratchFiles
     from tidemill.log_tools.verify import is_data_directory, is_in_use, is_partition_directory
 
@@ -270,8 +270,6 @@ def _recover(files: Any, path: str, as_json: bool, bytes_max: int, rehearsal: An
 
 
 def _print_report(document: dict[str, Any], seconds: float) -> None:
-    from tidemill.log.file_names import CUT
-
     show = for_terminal if on_terminal() else str
     stop = "was shut down cleanly" if document["clean_shutdown"] else "was not shut down cleanly"
     click.echo(f"{document['directory']}: {document['partitions']} partitions; it {stop}")

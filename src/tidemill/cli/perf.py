@@ -24,6 +24,7 @@ from tidemill.cli.output import (
     print_json,
     print_table,
 )
+from tidemill.client.errors import ClientError, topic_exists
 
 if TYPE_CHECKING:
     from tidemill.client import Admin
@@ -152,9 +153,6 @@ def _result(count: int, size_bytes: int, seconds: float, **more: Any) -> dict[st
 
 
 def _ensure_topic(admin: Admin, topic: str, partitions: int) -> None:
-    from tidemill.client import ClientError
-    from tidemill.client.errors import topic_exists
-
     try:
         admin.create_topic(topic, partitions)
     except ClientError as problem:

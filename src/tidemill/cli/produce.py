@@ -15,6 +15,8 @@ from tidemill.cli.options import Existing, Target, WholeNumber, target_options, 
 from tidemill.cli.output import count_text, counted, on_terminal, print_interrupted
 from tidemill.cli.record_text import BadInput, InputRecord, from_json
 from tidemill.cli.wait_messages import stop_watching
+from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout, topic_exists
+from tidemill.model.errors import ErrorCode
 from tidemill.model.similar_names import did_you_mean
 
 if TYPE_CHECKING:
@@ -198,10 +200,6 @@ def _delivery_summary(producer: Producer) -> str:
 
 def _find_topic(target: Target, topic: str, create: bool) -> None:
     """Ensures that the topic exists. A missing one is created with --create, or after confirmation."""
-    from tidemill.client import ClientError
-    from tidemill.client.errors import BrokerUnreachable, RequestTimeout, topic_exists
-    from tidemill.model.errors import ErrorCode
-
     with target.admin() as admin:
         try:
             admin.describe_topics([topic])

@@ -19,6 +19,7 @@ import click
 
 from tidemill.cli.options import INT_MAX
 from tidemill.cli.output import bytes_text, counted, is_interactive, on_terminal, print_table, require_yes
+from tidemill.client.errors import ClientError
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -91,8 +92,6 @@ def racks_of(admin: Admin) -> dict[int, str | None]:
 
 def replica_sizes(admin: Admin) -> Sizes:
     """Returns the bytes of each partition by broker, without brokers that do not respond."""
-    from tidemill.client import ClientError
-
     sizes: dict[TopicPartition, dict[int, int]] = {}
     for broker in admin.describe_cluster().brokers:
         try:

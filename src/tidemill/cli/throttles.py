@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tidemill.cli.reassignment_plans import Plan, racks_of
+from tidemill.client.errors import ClientError
+from tidemill.model.errors import ErrorCode
 
 if TYPE_CHECKING:
     from tidemill.client import Admin, ConfigResource
@@ -84,8 +86,6 @@ def _without_settings(
 
 def _has_settings(admin: Admin, broker: int, resource: ConfigResource, values: Mapping[str, str]) -> bool:
     """Returns whether a broker has applied these settings of a topic; False if it does not respond."""
-    from tidemill.client import ClientError
-
     try:
         return _own_settings(admin, resource, REPLICAS, broker=broker) == values
     except ClientError:
@@ -123,9 +123,6 @@ def _own_settings(
     admin: Admin, resource: ConfigResource, keys: tuple[str, ...], *, broker: int | None = None
 ) -> dict[str, str]:
     """Returns the values set for these keys, as ``broker`` has them; none for a topic that does not exist."""
-    from tidemill.client import ClientError
-    from tidemill.model.errors import ErrorCode
-
     own = resource.kind.name.lower()
     try:
         entries = admin.describe_configs(resource, keys, broker=broker)

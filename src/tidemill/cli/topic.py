@@ -32,12 +32,14 @@ from tidemill.cli.output import (
 )
 from tidemill.cli.reassignment_options import ReassignmentOptions, add_move_options
 from tidemill.cli.setting_options import changes_of, topic_settings_option, unset_option
+from tidemill.client.errors import ClientError, topic_exists
+from tidemill.model.errors import ErrorCode
 from tidemill.model.ids import topic_id_text
 from tidemill.model.similar_names import did_you_mean
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
-    from tidemill.client import Admin, ClientError
+    from tidemill.client import Admin
     from tidemill.client.admin_types import PartitionDescription
 
 
@@ -92,8 +94,7 @@ def create(
     target: Target,
 ) -> int:
     """Create topics."""
-    from tidemill.client import ClientError, NewTopic
-    from tidemill.client.errors import topic_exists
+    from tidemill.client import NewTopic
 
     configs = pairs("--set", settings)
     wanted = [NewTopic(name, partitions or -1, replication_factor or -1, configs) for name in names]
@@ -220,8 +221,6 @@ def describe(names: tuple[str, ...], all_configs: bool, as_json: bool, target: T
     "offsets" is log end offset minus log start offset: an upper bound of the number of messages, since
     compaction, transactions and deletions leave gaps.
     """
-    from tidemill.client import ClientError
-
     found = []
     missing: list[str] = []
     failures: dict[TopicPartition, ClientError] = {}
@@ -245,9 +244,6 @@ def describe(names: tuple[str, ...], all_configs: bool, as_json: bool, target: T
 
 def _similar_topic(admin: Admin, name: str, problem: ClientError) -> str:
     """Returns the topic with the most similar name as a hint; empty for other errors, or without response."""
-    from tidemill.client import ClientError
-    from tidemill.model.errors import ErrorCode
-
     if problem.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         return ""
     try:
@@ -304,8 +300,6 @@ def _state(partition: PartitionDescription, problem: ClientError | None) -> str:
 
 def _sizes(admin: Admin, names: Collection[str]) -> dict[TopicPartition, int]:
     """Returns the bytes of partitions on their largest replicas; empty where the cluster has no sizes."""
-    from tidemill.client import ClientError
-
     sizes: dict[TopicPartition, int] = {}
     try:
         directories = admin.describe_log_dirs()
@@ -455,8 +449,6 @@ def alter(
 @target_options
 def delete(names: tuple[str, ...], yes: bool, if_exists: bool, force: bool, target: Target) -> int:
     """Delete topics and all their messages. Asks for confirmation on a terminal."""
-    from tidemill.model.errors import ErrorCode
-
     for name in names:
         if name in HELD_BY_INTERNAL and not force:
             raise click.ClickException(

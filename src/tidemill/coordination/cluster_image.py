@@ -213,20 +213,16 @@ class ClusterImage:
 
     def other_settings(self, settings: Mapping[ConfigResource, Mapping[str, str]]) -> list[ConfigResource]:
         """Returns the resources of ``settings`` that :meth:`with_settings` would change."""
+        held = {"brokers": self.broker_configs, "groups": self.group_configs}
         found = []
         for resource, config in settings.items():
             kind, name = resource
-            topic = self.topics.get(name) if kind == "topics" else None
-            if topic is not None:
-                is_other = dict(topic.config) != dict(config)
-            elif kind == "groups":
-                is_other = (
-                    dict(self.group_config(name)) != dict(config)
-                    or settings_entity(resource) in self.unreadable
-                )
+            if kind == "topics":
+                topic = self.topics.get(name)
+                is_other = topic is not None and dict(topic.config) != dict(config)
             else:
-                is_other = kind == "brokers" and (
-                    dict(self.broker_configs.get(name, {})) != dict(config)
+                is_other = kind in held and (
+                    dict(held[kind].get(name, {})) != dict(config)
                     or settings_entity(resource) in self.unreadable
                 )
             if is_other:

@@ -10,11 +10,6 @@ from tidemill.coordination.coordination_store import StoreError
 from tidemill.model.event_loop_slices import ITEMS_PER_SLICE, slices_of
 from tidemill.model.os_error_texts import fault_of
 
-
-def _reason_text(reason: object) -> str:
-    return fault_of(reason) if isinstance(reason, BaseException) else str(reason)
-
-
 INT32_MAX = 2**31 - 1
 
 
@@ -26,7 +21,8 @@ class NodeFormatError(StoreError):
         shown = data[:200].decode("utf-8", "replace")
         # Never removed: without the node of a partition's state, its replicas would count as new.
         step = "Correct the node." if path.startswith("/brokers/") else "Correct or remove the node."
-        super().__init__(f"{path} holds {shown!r}, which cannot be read: {_reason_text(reason)}. {step}")
+        why = fault_of(reason) if isinstance(reason, BaseException) else reason
+        super().__init__(f"{path} holds {shown!r}, which cannot be read: {why}. {step}")
 
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode

@@ -227,13 +227,10 @@ class Calls:
         """Submits a call, after all earlier ones. Raises StoreUnavailable when too many are queued."""
         if len(self._waiting) >= WAITING_MAX:
             raise StoreUnavailable(f"{WAITING_MAX} calls to ZooKeeper are already queued")
-        return self._submit(request, then)
+        return self.submit_internal(request, then)
 
-    def submit_internal(self, request: Any, then: Callable[[Any], None] | None = None) -> None:
+    def submit_internal(self, request: Any, then: Callable[[Any], None] | None = None) -> asyncio.Future[Any]:
         """Submits a call of the store itself, a few per watch; its failure shows as a lost connection."""
-        self._submit(request, then)
-
-    def _submit(self, request: Any, then: Callable[[Any], None] | None) -> asyncio.Future[Any]:
         future = self._loop.create_future()
         call = Call(self._put, future, then)
         if len(self._in_flight) < self._in_flight_max:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.kafka_apis import TIMED_EVERY
@@ -12,6 +12,7 @@ from tidemill.server.metrics import HISTOGRAM, Family, counter, gauge
 from tidemill.wire.apis import API, ApiKey
 
 if TYPE_CHECKING:
+    from tidemill.model.time_histogram import TimeHistogram
     from tidemill.replication.partition import Partition
     from tidemill.server.broker_server import BrokerServer
 
@@ -92,24 +93,19 @@ def _requests(server: BrokerServer) -> Iterator[Family]:
         if count:
             requests.add(count, api=_name(key))
     yield requests
-    seconds = Family(
+    durations = {**server.dispatch.durations, **server.kafka_apis.total_times}
+    yield _times_by_api(
         "tidemill_request_seconds",
-        HISTOGRAM,
         f"Seconds from a request to its response, including waits, by API; one in {TIMED_EVERY} Produce and"
         " Fetch requests is measured.",
+        {_name(key): times for key, times in durations.items()},
     )
-    for key, times in {**server.dispatch.durations, **server.kafka_apis.total_times}.items():
-        seconds.add(times, api=_name(key))
-    yield seconds
-    local = Family(
+    yield _times_by_api(
         "tidemill_request_local_seconds",
-        HISTOGRAM,
         f"Seconds of the event loop for a request, without waits, by API; one in {TIMED_EVERY} Produce and"
         " Fetch requests is measured.",
+        {_name(key): times for key, times in server.kafka_apis.local_times.items()},
     )
-    for key, times in server.kafka_apis.local_times.items():
-        local.add(times, api=_name(key))
-    yield local
     errors = counter("tidemill_request_errors", "Errors of partitions in responses, by API and error.")
     for key, counts in (
         (ApiKey.PRODUCE, server.produce_handler.errors),
@@ -123,20 +119,24 @@ def _requests(server: BrokerServer) -> Iterator[Family]:
         "Produce requests with records that were validated or converted outside of the event loop.",
         server.produce_validation.submitted,
     )
-    conversions = Family(
+    yield _times_by_api(
         "tidemill_message_conversion_seconds",
-        HISTOGRAM,
         "Seconds for the conversion of a request's records between message formats, by API. For a fetch, only"
         " the first records count: the others are converted while the response is sent.",
+        server.conversions.times,
     )
-    for api, one in server.conversions.times.items():
-        conversions.add(one, api=api)
-    yield conversions
     yield gauge(
         "tidemill_conversion_processes",
         "Processes that convert records, busy or idle.",
         len(server.conversions.processes),
     )
+
+
+def _times_by_api(name: str, help: str, times: Mapping[str, TimeHistogram]) -> Family:
+    family = Family(name, HISTOGRAM, help)
+    for api, histogram in times.items():
+        family.add(histogram, api=api)
+    return family
 
 
 def _name(key: int) -> str:

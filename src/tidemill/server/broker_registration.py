@@ -75,9 +75,8 @@ class BrokerRegistrationManager:
                     listener.registered(epoch)
                 return
             except KafkaError as error:
-                if error.code != ErrorCode.DUPLICATE_BROKER_REGISTRATION or not wait_s:
-                    raise
-                if loop.time() > deadline:
+                may_end = error.code == ErrorCode.DUPLICATE_BROKER_REGISTRATION and wait_s > 0
+                if not may_end or loop.time() > deadline:
                     raise
                 if not is_logged:
                     found = str(error).partition(":")[0]

@@ -62,7 +62,6 @@ class DirectoryStarts:
         """
         wanted = dict(self._stored) if len(self._logs.online) < len(self._logs.all) else {}
         for directory in self._logs.online:
-            key = _id_of(directory)
             if directory.is_outdated and directory.logs:
                 continue
             if self._number_in(directory) != self._number:
@@ -70,7 +69,7 @@ class DirectoryStarts:
                     self._logs.files.replace(directory.file(START), str(self._number).encode())
                 except OSError as problem:
                     logger.info("the start number of %s could not be updated: %s", directory.path, problem)
-            wanted[key] = self._number_in(directory)
+            wanted[_id_of(directory)] = self._number_in(directory)
         if wanted != self._stored:
             await ensure_paths(self._store, [self._path])
             await self._store.transact([SetData(self._path, DirectoryStartsNode.encode(wanted))])

@@ -12,7 +12,16 @@ import click
 from tidemill.cli.cluster_options import local_cluster_options
 from tidemill.cli.local_cluster import ZOOKEEPER
 from tidemill.cli.options import Target
-from tidemill.cli.output import FAILED, counted, done, json_option, on_terminal, print_json, print_table
+from tidemill.cli.output import (
+    FAILED,
+    counted,
+    done,
+    first_of,
+    json_option,
+    on_terminal,
+    print_json,
+    print_table,
+)
 from tidemill.client.errors import ClientError
 
 if TYPE_CHECKING:
@@ -257,11 +266,10 @@ def _print_store(found: Mapping[str, Any], *, to_stderr: bool = False) -> None:
     without = found.get("without_store")
     if not without:
         return
-    named = ", ".join(str(broker["broker"]) for broker in without[:NAMED_MAX])
-    more = f" and {len(without) - NAMED_MAX} more" if len(without) > NAMED_MAX else ""
+    named = first_of([broker["broker"] for broker in without], NAMED_MAX)
     longest = max(broker["seconds"] for broker in without)
     click.secho(
-        f"{'broker' if len(without) == 1 else 'brokers'} {named}{more} without the coordination store for "
+        f"{'broker' if len(without) == 1 else 'brokers'} {named} without the coordination store for "
         f"{longest:.1f} s: no leaders are elected, and topics and settings cannot be changed until it "
         "responds; start ZooKeeper, or repair the network",
         fg="red",
@@ -271,8 +279,5 @@ def _print_store(found: Mapping[str, Any], *, to_stderr: bool = False) -> None:
 
 def _print_partitions(problem: str, partitions: list[dict[str, Any]], colour: str) -> None:
     if partitions:
-        named = ", ".join(
-            f"{partition['topic']}-{partition['partition']}" for partition in partitions[:NAMED_MAX]
-        )
-        more = f" and {len(partitions) - NAMED_MAX} more" if len(partitions) > NAMED_MAX else ""
-        click.secho(f"{len(partitions)} {problem}: {named}{more}", fg=colour)
+        named = [f"{partition['topic']}-{partition['partition']}" for partition in partitions]
+        click.secho(f"{len(partitions)} {problem}: {first_of(named, NAMED_MAX)}", fg=colour)

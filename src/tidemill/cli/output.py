@@ -185,6 +185,12 @@ def counted(number: int, noun: str, several: str = "") -> str:
     return f"{count_text(number)} {noun if number == 1 else several or noun + 's'}"
 
 
+def first_of(items: Sequence[object], most: int) -> str:
+    """Formats the first items, as ``a, b and 3 more``."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return f"{', '.join(map(str, items[:most]))}{more}"
+
+
 def print_interrupted(text: str) -> None:
     """Prints a message at ctrl-C: on a terminal it begins on the line below ``^C``.
 

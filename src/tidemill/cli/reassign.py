@@ -31,7 +31,6 @@ from tidemill.cli.reassignment_plans import (
     copied_bytes,
     racks_of,
     read_plan,
-    read_plan_with_directories,
     read_topics,
     replica_sizes,
     text,
@@ -185,7 +184,7 @@ def execute(
     removes throttles at the end.
     """
 
-    wanted, directories = read_plan_with_directories(plan)
+    wanted, directories = read_plan(plan)
     with target.admin() as admin:
         moving = admin.list_reassignments()
         if moving and not additional:
@@ -258,7 +257,7 @@ def verify(
     Once none of its moves is in progress, throttles that no other move needs are removed.
     """
 
-    wanted, directories = read_plan_with_directories(plan)
+    wanted, directories = read_plan(plan)
     with target.admin() as admin:
         if wait:
             await_moves(admin, wanted, assignment(admin, _existing_topics(admin, wanted)), timeout_s)
@@ -383,7 +382,7 @@ def cancel(plan: str | None, every: bool, yes: bool, keep_throttle: bool, target
 
     if (plan is None) != every:
         raise click.UsageError("give either a FILE or --all")
-    wanted = read_plan(plan) if plan is not None else None
+    wanted = read_plan(plan)[0] if plan is not None else None
     with target.admin() as admin:
         moving = admin.list_reassignments(wanted)
         if every and moving:

@@ -21,19 +21,6 @@ class ReassignmentOptions(NamedTuple):
 
 def add_move_options(*, wait: bool = True) -> Callable[[F], F]:
     """Adds ``--throttle``, ``--wait`` (``wait`` is the default) and ``--timeout``, as ``move_options``."""
-
-    def add(function: F) -> F:
-        return _with_move_options(function, wait)
-
-    return add
-
-
-def _with_move_options(function: F, waits: bool) -> F:
-    def wrapped(
-        *arguments: Any, throttle: int | None, wait: bool, timeout_s: float | None, **rest: Any
-    ) -> Any:
-        return function(*arguments, move_options=ReassignmentOptions(throttle, wait, timeout_s), **rest)
-
     timeout_option = click.option(
         "--timeout",
         "timeout_s",
@@ -42,16 +29,22 @@ def _with_move_options(function: F, waits: bool) -> F:
         help="Stop waiting after this time; the moves continue.",
     )
     wait_option = click.option(
-        "--wait/--no-wait", default=waits, show_default=True, help="Wait until all moves are complete."
+        "--wait/--no-wait", default=wait, show_default=True, help="Wait until all moves are complete."
     )
-    return with_options(function, wrapped, timeout_option, wait_option, throttle_option)
+    throttle_option = click.option(
+        "--throttle",
+        type=WholeNumber(1),
+        metavar="BYTES",
+        help="Limit the copying of each broker to this many bytes per second, as a mean over the last 11 s: "
+        "a short burst may exceed it.",
+    )
 
+    def add(function: F) -> F:
+        def wrapped(
+            *arguments: Any, throttle: int | None, wait: bool, timeout_s: float | None, **rest: Any
+        ) -> Any:
+            return function(*arguments, move_options=ReassignmentOptions(throttle, wait, timeout_s), **rest)
 
-throttle_option = click.option(
-    "--throttle",
-    type=WholeNumber(1),
-    metavar="BYTES",
-    help="Limit the copying of each broker to this many bytes per second, as a mean over the last 11 s: a "
-    "short burst may exceed it.",
-)
-"""Option of every command that moves data."""
+        return with_options(function, wrapped, timeout_option, wait_option, throttle_option)
+
+    return add

@@ -109,47 +109,11 @@ def replica_sizes(admin: Admin) -> Sizes:
 # Plans
 
 
-def document(plan: Plan) -> dict[str, Any]:
-    """Returns a plan as the object of Kafka's file format."""
-    partitions = [
-        {
-            "topic": topic,
-            "partition": number,
-            "replicas": list(replicas),
-            "log_dirs": [ANY] * len(replicas),
-        }
-        for (topic, number), replicas in sorted(plan.items())
-    ]
-    return {"version": 1, "partitions": partitions}
-
-
-def read_document(path: str) -> Any:
-    """Returns the JSON value in a file, or on standard input for ``-``."""
-    where = "standard input" if path == "-" else path
-    with click.open_file(path, "rb") as file:
-        text = file.read(PLAN_BYTES_MAX + 1)
-    if len(text) > PLAN_BYTES_MAX:
-        raise click.ClickException(
-            f"{where} is larger than {bytes_text(PLAN_BYTES_MAX)}: split it into several plans"
-        )
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as problem:
-        raise click.ClickException(f"{where} is not JSON: {problem}") from None
-
-
-def read_plan(path: str) -> Plan:
-    """Returns the plan in a file, or on standard input for ``-``."""
-    return read_plan_with_directories(path)[0]
-
-
-def read_plan_with_directories(path: str) -> tuple[Plan, TargetDirectories]:
-    """Returns the plan in a file, with the directories that it names."""
-    where = "standard input" if path == "-" else path
+def read_plan(path: str) -> tuple[Plan, TargetDirectories]:
+    """Returns the plan in a file, or on standard input for ``-``, and the directories that it names."""
     plan: Plan = {}
     places: TargetDirectories = {}
-    for place, entry in enumerate(_entries(read_document(path), where, "partitions")):
-        what = f"{where}: partitions[{place}]"
+    for what, entry in _entries(path, "partitions"):
         item = partition_of(entry, what)
         replicas = entry.get("replicas")
         if not (isinstance(replicas, list) and replicas and all(map(_is_number, replicas))):
@@ -163,7 +127,7 @@ def read_plan_with_directories(path: str) -> tuple[Plan, TargetDirectories]:
                 places.setdefault(broker, {})[item] = directory
         plan[item] = replicas
     if not plan:
-        raise click.ClickException(f"{where} names no partitions: there is nothing to do")
+        raise click.ClickException(f"{_source(path)} names no partitions: there is nothing to do")
     return plan, places
 
 
@@ -184,19 +148,16 @@ def _directories(entry: Mapping[str, Any], count: int, entry_name: str) -> list[
 
 def read_partitions(path: str) -> list[TopicPartition]:
     """Returns the partitions in a file of Kafka's election tool: a plan without replicas."""
-    where = "standard input" if path == "-" else path
-    entries = _entries(read_document(path), where, "partitions")
-    return [partition_of(entry, f"{where}: partitions[{place}]") for place, entry in enumerate(entries)]
+    return [partition_of(entry, what) for what, entry in _entries(path, "partitions")]
 
 
 def read_topics(path: str) -> list[str]:
     """Returns the topics in a file of Kafka's tool: ``{"version": 1, "topics": [{"topic": "t"}]}``."""
-    where = "standard input" if path == "-" else path
     names = []
-    for place, entry in enumerate(_entries(read_document(path), where, "topics")):
+    for what, entry in _entries(path, "topics"):
         name = entry.get("topic")
         if not isinstance(name, str) or not name:
-            raise click.ClickException(f'{where}: topics[{place}]: "topic" must be a topic name')
+            raise click.ClickException(f'{what}: "topic" must be a topic name')
         names.append(name)
     return names
 
@@ -215,22 +176,42 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= INT_MAX
 
 
-def _entries(found: Any, where: str, name: str) -> list[dict[str, Any]]:
+def _source(path: str) -> str:
+    return "standard input" if path == "-" else path
+
+
+def _entries(path: str, name: str) -> list[tuple[str, dict[str, Any]]]:
+    """Returns the entries of the list ``name`` in a JSON file, each with its description for messages."""
+    where = _source(path)
+    with click.open_file(path, "rb") as file:
+        content = file.read(PLAN_BYTES_MAX + 1)
+    if len(content) > PLAN_BYTES_MAX:
+        raise click.ClickException(
+            f"{where} is larger than {bytes_text(PLAN_BYTES_MAX)}: split it into several plans"
+        )
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as problem:
+        raise click.ClickException(f"{where} is not JSON: {problem}") from None
     if not isinstance(found, dict) or found.get("version", 1) != 1 or not isinstance(found.get(name), list):
         raise click.ClickException(
             f'{where} has the wrong format: it must be {{"version": 1, "{name}": [...]}}'
         )
-    for place, entry in enumerate(found[name]):
+    entries = [(f"{where}: {name}[{place}]", entry) for place, entry in enumerate(found[name])]
+    for what, entry in entries:
         if not isinstance(entry, dict):
-            raise click.ClickException(f"{where}: {name}[{place}] must be an object")
-    return list(found[name])
+            raise click.ClickException(f"{what} must be an object")
+    return entries
 
 
 def text(plan: Plan) -> str:
     """Returns a plan as JSON, with one partition per line."""
-    found = document(plan)
-    lines = ",\n".join(f"  {json.dumps(entry)}" for entry in found["partitions"])
-    return f'{{"version": {found["version"]}, "partitions": [\n{lines}\n]}}'
+    entries = [
+        {"topic": topic, "partition": number, "replicas": replicas, "log_dirs": [ANY] * len(replicas)}
+        for (topic, number), replicas in sorted(plan.items())
+    ]
+    lines = ",\n".join(f"  {json.dumps(entry)}" for entry in entries)
+    return f'{{"version": 1, "partitions": [\n{lines}\n]}}'
 
 
 def copied_bytes(plan: Plan, current: Plan, sizes: Sizes) -> Counter[int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidemill.cli import throttles
-from tidemill.cli.output import FAILED, bytes_bar, counted, done, on_terminal, report_failures
+from tidemill.cli.output import FAILED, bytes_bar, counted, done, first_of, on_terminal, report_failures
 from tidemill.cli.reassignment_options import ReassignmentOptions
 from tidemill.cli.reassignment_plans import (
     Plan,
@@ -77,11 +77,10 @@ def _warn_leaderless(admin: Admin, plan: Plan) -> None:
     }
     lost = sorted(leaderless & plan.keys())
     if lost:
-        named = ", ".join(map(str, lost[:NAMED_MAX]))
-        more = f" and {len(lost) - NAMED_MAX} more" if len(lost) > NAMED_MAX else ""
         click.echo(
-            f"tidemill: no leader for {named}{more}: a partition without a live in-sync replica moves once "
-            "a broker that has its records is back ('tidemill topic describe' shows the brokers)",
+            f"tidemill: no leader for {first_of(lost, NAMED_MAX)}: a partition without a live in-sync "
+            "replica moves once a broker that has its records is back ('tidemill topic describe' shows the "
+            "brokers)",
             err=True,
         )
 

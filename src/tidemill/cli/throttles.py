@@ -31,7 +31,7 @@ APPLY_TIMEOUT_S = 10.0
 
 
 def set_throttles(admin: Admin, plan: Plan, current: Plan, bytes_per_second: int) -> None:
-    """Throttles the moves of ``plan`` on each broker. To be called before the moves start.
+    """Throttles the moves of ``plan``, which is not empty, on each broker. To be called before they start.
 
     Throttled replicas already set on its topics are kept: other partitions of them may be moving. Returns
     once every broker has applied the throttle: before that a move would start without a throttle, and the
@@ -47,8 +47,6 @@ def set_throttles(admin: Admin, plan: Plan, current: Plan, bytes_per_second: int
         leaders += [f"{number}:{broker}" for broker in before]
         followers += [f"{number}:{broker}" for broker in replicas if broker not in before]
         brokers.update(before, replicas)
-    if not pairs:
-        return
     live = sorted(racks_of(admin))
     for broker in sorted(brokers.intersection(live)):
         resource = ConfigResource(ResourceType.BROKER, str(broker))

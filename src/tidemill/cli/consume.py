@@ -8,14 +8,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from tidemill.cli import name_completion
 from tidemill.cli.options import Duration, Moment, Target, WholeNumber, target_options, unescape
 from tidemill.cli.output import counted, on_terminal, print_interrupted, time_text
-from tidemill.cli.record_text import as_text, for_terminal, hexadecimal, to_json
+from tidemill.cli.record_text import as_text, for_terminal, to_json
 from tidemill.cli.wait_messages import stop_watching
 from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout
 from tidemill.model.errors import ErrorCode
@@ -27,17 +27,12 @@ if TYPE_CHECKING:
     from tidemill.model.types import TopicPartition
 
 
-class Start:
-    """The start position of a command. At most one of its options may be given."""
+class Start(NamedTuple):
+    """The start position of a command: at most one of these."""
 
-    __slots__ = ("beginning", "offset", "since_ms")
-
-    def __init__(self, beginning: bool, offset: int | None, since_ms: int | None) -> None:
-        if sum((beginning, offset is not None, since_ms is not None)) > 1:
-            raise click.UsageError("give at most one of --from-beginning, --offset and --since")
-        self.beginning = beginning
-        self.offset = offset
-        self.since_ms = since_ms
+    beginning: bool
+    offset: int | None
+    since_ms: int | None
 
     @property
     def is_given(self) -> bool:
@@ -146,7 +141,7 @@ class Format:
         if data is None:
             return null
         if self.kind == "hex":
-            return hexadecimal(data)
+            return data.hex(" ")
         if not self._terminal:
             return data.decode("utf-8", "surrogateescape")
         text, _ = as_text(data)
@@ -247,11 +242,15 @@ def command(
         raise click.UsageError("a group assigns partitions itself: leave --partition or --group out")
     from tidemill.client import Consumer
 
+    if sum((from_beginning, offset is not None, since is not None)) > 1:
+        raise click.UsageError("give at most one of --from-beginning, --offset and --since")
     start = Start(from_beginning, offset, since)
-    out = sys.stdout.buffer
-    terminal = on_terminal()
     shown = Format(
-        "json" if as_json else kind, _fields(show, verbose), unescape(separator), out.write, terminal
+        "json" if as_json else kind,
+        _fields(show, verbose),
+        unescape(separator),
+        sys.stdout.buffer.write,
+        on_terminal(),
     )
     config = target.config(
         group_id=group,

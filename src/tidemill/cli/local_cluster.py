@@ -15,6 +15,7 @@ The directories of brokers and ZooKeeper also hold the files of :mod:`tidemill.c
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import json
 import os
 import shlex
@@ -212,11 +213,9 @@ class LocalCluster:
     def _port_of(self, number: int, port: int) -> int:
         """Returns the port of a broker: of its ready file while it runs, else of its file of settings."""
         process = self.process(str(number))
-        pid = process.pid()
-        reported = (
-            local_cluster_settings.reported_port(process.directory / READY, pid) if pid is not None else None
+        return _reported_port(process) or local_cluster_settings.configured_port(
+            process.directory / SETTINGS, port
         )
-        return reported or local_cluster_settings.configured_port(process.directory / SETTINGS, port)
 
     # Creating brokers
 
@@ -275,7 +274,10 @@ class LocalCluster:
 
         ``numbers`` are the existing brokers that are to run.
         """
-        _need_kazoo()
+        if importlib.util.find_spec("kazoo") is None:
+            raise click.ClickException(
+                "brokers need kazoo to reach ZooKeeper; install it: pip install 'tidemill[zookeeper]'"
+            )
         if self.own_port is None:
             _check_reachable(self.zookeeper_connect)
         elif self.process(ZOOKEEPER).pid() is None:
@@ -337,7 +339,7 @@ class LocalCluster:
         problems = []
         while waiting:
             for number, process in list(waiting.items()):
-                if _is_ready(process):
+                if _reported_port(process) is not None:
                     del waiting[number]
                     self.ports[number] = self._port_of(number, self.ports[number])
                     yield number
@@ -468,11 +470,10 @@ def _port_user_hint(port: int) -> str:
     return f" by {user}: end that" if user is not None else ": end the program that uses it"
 
 
-def _is_ready(process: Background) -> bool:
+def _reported_port(process: Background) -> int | None:
+    """Returns the port of a running broker; None until it serves."""
     pid = process.pid()
-    return (
-        pid is not None and local_cluster_settings.reported_port(process.directory / READY, pid) is not None
-    )
+    return local_cluster_settings.reported_port(process.directory / READY, pid) if pid is not None else None
 
 
 def _not_started(program: str, process: Background) -> click.ClickException:
@@ -512,12 +513,3 @@ def _check_reachable(connect: str) -> None:
         f"no ZooKeeper can be reached ({'; '.join(problems)}): start it, or leave --zookeeper out: "
         "a new cluster then has its own"
     )
-
-
-def _need_kazoo() -> None:
-    import importlib.util
-
-    if importlib.util.find_spec("kazoo") is None:
-        raise click.ClickException(
-            "brokers need kazoo to reach ZooKeeper; install it: pip install 'tidemill[zookeeper]'"
-        )

@@ -35,10 +35,8 @@ def command() -> None:
     """Inspect, check and recover the files of a data directory, and exchange them with Kafka."""
 
 
-command.add_command(verify)
-command.add_command(recover)
-command.add_command(import_)
-command.add_command(export)
+for _one in (verify, recover, import_, export):
+    command.add_command(_one)
 
 
 DECODERS = {

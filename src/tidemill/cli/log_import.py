@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,22 +32,18 @@ def locked(paths: tuple[str, ...], *, acquire: bool) -> Iterator[None]:
     """Holds the locks of data directories; without ``acquire`` only checks that no broker holds them."""
     from tidemill.log_tools.verify import is_in_use
 
-    locks: list[Any] = []
-    try:
+    with ExitStack() as locks:
         for path in paths:
             try:
-                if not acquire and is_in_use(path):
-                    raise BlockingIOError
                 if acquire:
-                    locks.append(SystemFiles().lock(f"{path}/{LOCK}"))
+                    locks.enter_context(closing(SystemFiles().lock(f"{path}/{LOCK}")))
+                elif is_in_use(path):
+                    raise BlockingIOError
             except BlockingIOError:
                 raise click.ClickException(
                     f"{path} is in use by a broker (it holds {LOCK}): stop it first"
                 ) from None
         yield
-    finally:
-        for lock in locks:
-            lock.close()
 
 
 def distinct_paths(paths: tuple[str, ...]) -> tuple[str, ...]:

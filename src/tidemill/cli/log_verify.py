@@ -245,12 +245,11 @@ def _recover(files: Any, path: str, as_json: bool, bytes_max: int, rehearsal: An
         raise
     clean = manager.dirs.all[0].clean
     warnings = list(manager.dirs.warnings)
-    changes = rehearsal.changes() if rehearsal is not None else ([], [], [])
+    removed, cut, written = rehearsal.changes() if rehearsal is not None else ([], [], [])
     if rehearsal is None:
         problems = manager.close(now_ms, {})
         if problems:
             raise click.ClickException(problems[0])
-    removed, cut, written = changes
     document = {
         "directory": path,
         "dry_run": rehearsal is not None,
@@ -264,8 +263,8 @@ def _recover(files: Any, path: str, as_json: bool, bytes_max: int, rehearsal: An
     }
     if as_json:
         print_json(document)
-        return 0
-    _print_report(document, time.monotonic() - began)
+    else:
+        _print_report(document, time.monotonic() - began)
     return 0
 
 

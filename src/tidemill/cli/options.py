@@ -89,11 +89,12 @@ class Target:
 
     def config(self, **defaults: Any) -> dict[str, Any]:
         """Returns a client's configuration: ``defaults`` (dots as underscores), overridden by the user's."""
-        timeout = API_TIMEOUT_S * 1000
-        merged: dict[str, Any] = {"default.api.timeout.ms": timeout, "client.id": "tidemill-cli"}
-        merged.update({name.replace("_", "."): value for name, value in defaults.items()})
-        merged.update(self._config)
-        return merged
+        return {
+            "default.api.timeout.ms": API_TIMEOUT_S * 1000,
+            "client.id": "tidemill-cli",
+            **{name.replace("_", "."): value for name, value in defaults.items()},
+            **self._config,
+        }
 
     def admin(self, **defaults: Any) -> Admin:
         """Returns an admin client with :meth:`config`, to be used in a ``with`` statement."""

@@ -6,11 +6,12 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from tidemill.cli.options import (
+    F,
     Target,
     WholeNumber,
     bootstrap_option,
@@ -19,13 +20,11 @@ from tidemill.cli.options import (
     client_settings,
     pairs,
 )
-from tidemill.cli.output import counted
+from tidemill.cli.output import console, counted
 from tidemill.model.errors import ConfigError, TidemillError
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 
-
-def _client_options(function: Function) -> Function:
+def _client_options(function: F) -> F:
     """Adds the options that every job has."""
     for decorate in (
         bootstrap_option,
@@ -126,7 +125,7 @@ def load(**given: Any) -> None:
     check_topics_to_load(options, job.checkpoint)
     result = _with_spark(given, lambda spark: _shown(given["as_json"], lambda tell: run(spark, job, tell)))
     count = len(result.batches)
-    batches = "1 micro-batch" if count == 1 else f"{count:,} micro-batches"
+    batches = counted(count, "micro-batch", "micro-batches")
     _print(
         given["as_json"],
         {
@@ -294,10 +293,7 @@ def _shown(as_json: bool, work: Callable[[Any], Any]) -> Any:
     """Runs ``work`` with a line of progress on a terminal."""
     if as_json or not sys.stderr.isatty():
         return work(None)
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    with console.status("starting") as status:
+    with console(error=True).status("starting") as status:
         return work(
             lambda seen: status.update(f"{seen.rows:,} messages, {seen.batches} micro-batches: {seen.state}")
         )

@@ -1,4 +1,4 @@
-"""Formats and parses records as text: plain, hexadecimal, and JSON that round-trips."""
+"""Formats and parses records as text: plain, and JSON that round-trips."""
 
 from __future__ import annotations
 
@@ -176,8 +176,3 @@ def for_terminal(text: str) -> str:
         letter if letter.isprintable() or letter == "\t" else letter.encode("unicode_escape").decode("ascii")
         for letter in text
     )
-
-
-def hexadecimal(data: bytes | None) -> str:
-    """Formats bytes as ``68 65 6c``; empty for no bytes."""
-    return data.hex(" ") if data else ""

@@ -137,10 +137,13 @@ def interruptible(
                 on_interrupt()
             # A signal for the whole process group has ended the JVM as well, and Py4J logs lost connections.
             logging.disable()
-            with contextlib.suppress(Exception):
-                _end_work(spark)
-            done.wait(STOP_SECONDS_MAX)
-            logging.disable(logging.NOTSET)
+            try:
+                # Without the JVM there is no work to end, and the calls to it fail.
+                with contextlib.suppress(Exception):
+                    _end_work(spark)
+                done.wait(STOP_SECONDS_MAX)
+            finally:
+                logging.disable(logging.NOTSET)
             raise
     if failures:
         raise failures[0]

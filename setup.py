@@ -33,6 +33,14 @@ COMPILER_PACKAGES = (
     "macOS: xcode-select --install)"
 )
 
+LINUX_OPTIONS = ("-fno-semantic-interposition", "-fno-tree-slp-vectorize")
+"""The first lets functions of the group be inlined: without it they are called through the linker's table.
+
+The second keeps GCC from storing two attributes at once: it writes both values to the stack and reads them
+back as one vector, which the processor can only do after both writes. Three such reads took 10 of the 34 ns
+of a record's validation.
+"""
+
 
 def fail(problem: str, next_step: str) -> NoReturn:
     raise SystemExit(
@@ -97,8 +105,7 @@ def extensions() -> list[Extension]:
         fail(f"mypyc refuses the sources ({problem}), with the messages above", "report them")
     if sys.platform.startswith("linux"):
         for module in modules:
-            # Without this a function of the group is called through the linker's table, never inlined.
-            module.extra_compile_args = [*module.extra_compile_args, "-fno-semantic-interposition"]
+            module.extra_compile_args = [*module.extra_compile_args, *LINUX_OPTIONS]
     return modules
 
 

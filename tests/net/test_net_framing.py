@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import tracemalloc
 
@@ -12,7 +13,13 @@ from net_stage import framed
 
 from tidemill.model.transition_table import TransitionTable
 from tidemill.net.connection_state import DISPATCH, INPUT, OUTPUT
-from tidemill.net.framing import NEED_DATA, FrameReader, FrameSizeError
+from tidemill.net.framing import (
+    JOINED_BYTES_MAX,
+    NEED_DATA,
+    PIECE_BYTES_MIN,
+    FrameReader,
+    FrameSizeError,
+)
 
 
 def frames_of(reader: FrameReader) -> list[bytes]:
@@ -70,6 +77,35 @@ def test_only_a_trusted_size_allocates_the_memory_of_a_frame(
         tracemalloc.stop()
     assert allocated <= held < allocated + 20_000
     assert reader.missing_bytes == size - 100
+
+
+@pytest.mark.parametrize("size", [3 * PIECE_BYTES_MIN, JOINED_BYTES_MAX, JOINED_BYTES_MAX + 1])
+@pytest.mark.parametrize("piece", [PIECE_BYTES_MIN - 1, 100_000])
+def test_short_and_long_frames_are_assembled_from_pieces(size: int, piece: int) -> None:
+    frame = random.Random(size).randbytes(size)
+    reader = FrameReader(0, size, "a frame")
+    data = framed(b"first", frame, b"last")
+    found: list[bytes] = []
+    for position in range(0, len(data), piece):
+        reader.receive(data[position : position + piece])
+        found += frames_of(reader)
+    assert found == [b"first", frame, b"last"]
+    assert reader.held_bytes == 0
+
+
+def test_single_bytes_of_a_frame_take_little_more_memory_than_the_frame() -> None:
+    size = 20 * PIECE_BYTES_MIN
+    reader = FrameReader(0, size, "a frame")
+    data = framed(bytes(size))
+    tracemalloc.start()
+    try:
+        for position in range(len(data) - 1):
+            reader.receive(data[position : position + 1])
+            assert reader.next_frame() == NEED_DATA
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < size + 10_000
 
 
 @given(frames=st.lists(st.binary(max_size=40), min_size=1, max_size=12), handled=st.integers(0, 12))

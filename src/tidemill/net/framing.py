@@ -3,14 +3,15 @@
     frame = size i32, then ``size`` bytes
 
 The accepted connection, the dialled link and the client use this reader. A frame is a pair of positions in
-the ``bytes`` that hold it: a frame that arrived in one piece is not copied, a frame that spans several
-pieces is assembled in one buffer. The announced size allocates nothing: memory grows with the bytes that have
-arrived.
+the ``bytes`` that hold it. A frame that arrived in one piece is not copied; of a frame that arrived in
+several pieces, a short one is joined from them, and a long one is written into a buffer that grows: to join
+it would stop the event loop, and take its memory twice. The announced size allocates nothing: memory grows
+with the bytes that have arrived.
 """
 
 from __future__ import annotations
 
-from io import SEEK_END, BytesIO
+from io import BytesIO
 from typing import Final
 
 from librt.strings import read_i32_be
@@ -21,6 +22,11 @@ from tidemill.model.errors import ProtocolError
 NEED_DATA: Final[i64] = -1
 """Returned in place of a position: the next frame is not complete."""
 SIZE_BYTES: Final[i64] = 4
+
+JOINED_BYTES_MAX: Final[i64] = 4 * 1024 * 1024
+"""The size of the longest frame that is joined from its pieces. A growing buffer copies its bytes more often."""
+PIECE_BYTES_MIN: Final[i64] = 4096
+"""A piece shorter than this is extended by the next one: single bytes of a peer do not make a long list."""
 
 OTHER_PROTOCOLS = {
     b"\x16\x03": "a TLS handshake",
@@ -43,6 +49,26 @@ class FrameSizeError(ProtocolError):
                 text += f"; these are the first bytes of {protocol}"
         super().__init__(text)
         self.size = size
+
+
+class _Pieces:
+    """The pieces of a short frame."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        """Adds the next piece."""
+        pieces = self.pieces
+        last: i64 = len(pieces) - 1
+        if last >= 0 and len(pieces[last]) < PIECE_BYTES_MIN:
+            pieces[last] += data
+        else:
+            pieces.append(data)
+
+    def getvalue(self) -> bytes:
+        """Returns all the pieces as one."""
+        return b"".join(self.pieces)
 
 
 class FrameReader:
@@ -74,7 +100,7 @@ class FrameReader:
         """The end of the frame that :meth:`next_frame` returned last."""
         self._size: i64 = -1
         """The size of the next frame, once its size field is consumed; else -1."""
-        self._partial = BytesIO()
+        self._partial: _Pieces | BytesIO = _Pieces()
         self._partial_bytes: i64 = 0
 
     @property
@@ -110,7 +136,7 @@ class FrameReader:
             self._partial_bytes += len(data)
             if self.missing_bytes > 0:
                 return
-            data = partial.getvalue()  # No copy.
+            data = partial.getvalue()  # A buffer does not copy its bytes.
             self.drop_partial()
         self.data = data
         self.position = 0
@@ -153,17 +179,18 @@ class FrameReader:
             received = self.data[self.position :]
             if 0 < self._size <= self.preallocated_max:
                 self._partial = BytesIO(bytes(self._size))
-                self._partial.write(received)
+            elif self._size > JOINED_BYTES_MAX:
+                self._partial = BytesIO()
             else:
-                self._partial = BytesIO(received)
-                self._partial.seek(0, SEEK_END)
+                self._partial = _Pieces()
+            self._partial.write(received)
             self._partial_bytes = len(received)
         self.data = b""
         self.position = 0
 
     def drop_partial(self) -> None:
         """Drops the start of an incomplete frame whose end never arrives."""
-        self._partial = BytesIO()
+        self._partial = _Pieces()
         self._partial_bytes = 0
 
     def clear(self) -> None:

@@ -24,7 +24,7 @@ NEED_DATA: Final[i64] = -1
 SIZE_BYTES: Final[i64] = 4
 
 JOINED_BYTES_MAX: Final[i64] = 4 * 1024 * 1024
-"""The size of the longest frame that is joined from its pieces. A growing buffer copies its bytes more often."""
+"""The size of the longest frame that is joined from its pieces. A growing buffer copies bytes more often."""
 PIECE_BYTES_MIN: Final[i64] = 4096
 """A piece shorter than this is extended by the next one: single bytes of a peer do not make a long list."""
 

@@ -180,6 +180,15 @@ def test_sequences_wrap_around(bench: Bench) -> None:
         rejected.check(RECORDS, bench.partition(), parse_batch(after, 0, len(after)), 1)
 
 
+def test_a_batch_before_a_rejected_one_is_accepted(bench: Bench) -> None:
+    rejected = RejectedBatches()
+    later = batch(b"b", producer_id=7, producer_epoch=0, base_sequence=5)
+    earlier = batch(b"a", producer_id=7, producer_epoch=0, base_sequence=3)
+    error = KafkaError("one replica", ErrorCode.NOT_ENOUGH_REPLICAS)
+    note(rejected, parse_batch(later, 0, len(later)), error)
+    rejected.check(RECORDS, bench.partition(), parse_batch(earlier, 0, len(earlier)), 1)
+
+
 def test_recorded_rejections_are_limited_to_retriable_errors() -> None:
     rejected = RejectedBatches()
     error = KafkaError("one replica", ErrorCode.NOT_ENOUGH_REPLICAS)

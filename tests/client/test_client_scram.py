@@ -8,7 +8,7 @@ import hmac
 
 import pytest
 
-from tidemill.client.sasl import Step, WrongSignature
+from tidemill.client.sasl import CHALLENGE_SHOWN_MAX, Step, WrongSignature, printable
 from tidemill.client.scram import (
     ITERATIONS_MAX,
     ITERATIONS_MIN,
@@ -121,3 +121,17 @@ def test_commas_and_equals_signs_in_names_are_escaped() -> None:
 
 def test_every_exchange_has_a_new_nonce() -> None:
     assert len({ScramMechanism("SCRAM-SHA-256", "u", "p").first() for _ in range(50)}) == 50
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a reason", "a reason"),
+        ("two\nlines \0 and\tmore", "two lines and more"),
+        ("x" * CHALLENGE_SHOWN_MAX, "x" * CHALLENGE_SHOWN_MAX),
+        ("x" * (CHALLENGE_SHOWN_MAX + 1), "x" * (CHALLENGE_SHOWN_MAX - 1) + "…"),
+        ("x" * 1_000_000, "x" * (CHALLENGE_SHOWN_MAX - 1) + "…"),
+    ],
+)
+def test_the_text_of_a_broker_is_shown_as_one_bounded_line(text: str, shown: str) -> None:
+    assert printable(text) == shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from tidemill.client.consumer_coordinator import (
 )
 from tidemill.client.coordinator_warnings import WARN_AFTER_S, WARN_AGAIN_S, CoordinatorWarnings
 from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError, error_for
-from tidemill.client.network_client import NetworkClient
+from tidemill.client.network_client import GROUP, SLOW_S, NetworkClient
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.heartbeat import HeartbeatResponse
@@ -160,3 +161,29 @@ def test_a_fenced_member_is_reported_and_has_lost_its_membership() -> None:
         member.poll(0)
     assert caught.value.code == ErrorCode.FENCED_INSTANCE_ID
     member._network_client.close()
+
+
+@pytest.mark.parametrize(
+    ("is_closed", "api", "seconds", "is_reported"),
+    [
+        (False, ApiKey.HEARTBEAT, SLOW_S + 1, True),
+        (False, ApiKey.HEARTBEAT, SLOW_S - 0.5, False),
+        (False, ApiKey.JOIN_GROUP, SLOW_S + 1, False),
+        (True, ApiKey.HEARTBEAT, SLOW_S + 1, False),
+    ],
+)
+def test_an_unanswered_request_of_an_open_connection_is_a_reason(
+    is_closed: bool, api: ApiKey, seconds: float, is_reported: bool
+) -> None:
+    cluster = NetworkClient(ClientConfig(CONSUMER, {"bootstrap.servers": "unused:1"}))
+    sent_s = time.monotonic() - seconds
+    connection: Any = SimpleNamespace(closed=is_closed, address="there:1", close=lambda *reason: None)
+    connection.oldest_unanswered = lambda: SimpleNamespace(api_key=api, sent_s=sent_s, connection=connection)
+    cluster._connections[1, GROUP] = connection
+    found = cluster.unresponsive_reason(1, GROUP)
+    assert (found is not None) == is_reported
+    if found is not None:
+        assert found[0] == sent_s
+        assert "broker there:1 has not answered Heartbeat" in found[1]
+    cluster._connections.clear()
+    cluster.close()

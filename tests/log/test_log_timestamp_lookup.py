@@ -76,6 +76,20 @@ def test_a_lookup_reports_segments_that_are_not_in_memory(
     assert is_cached_lookup(log, NOW + 100)
 
 
+def test_a_lookup_that_reads_the_times_of_segments_runs_in_a_thread(
+    log_of: MakeLog, batch: MakeBatch
+) -> None:
+    settings = {"segment_bytes": 400, "index_interval_bytes": 0}
+    log = log_of(settings)
+    for at in range(20):
+        log.append(batch(1, timestamp=NOW + at), 0, NOW)
+    log.close(NOW)
+    again = log_of(settings, clean=True, recovery_point=log.end_offset)
+    assert not is_cached_lookup(again, NOW + 3)
+    assert again.offset_for_timestamp(NOW + 3) == (NOW + 3, 3)
+    assert is_cached_lookup(again, NOW + 3)
+
+
 def test_a_lookup_is_repeated_after_a_concurrent_truncation(batch: MakeBatch) -> None:
     log = stored(FaultyFiles(), batch)
     lookup = TimeLookup(log, NOW + 15)

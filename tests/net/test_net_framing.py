@@ -93,6 +93,22 @@ def test_short_and_long_frames_are_assembled_from_pieces(size: int, piece: int) 
     assert reader.held_bytes == 0
 
 
+def test_a_long_frame_takes_its_memory_once() -> None:
+    size = 3 * JOINED_BYTES_MAX
+    reader = FrameReader(0, size, "a frame")
+    data = framed(bytes(size))
+    tracemalloc.start()
+    try:
+        for position in range(0, len(data), 100_000):
+            reader.receive(data[position : position + 100_000])
+            reader.next_frame()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert reader.unread_bytes == size
+    assert peak < 1.5 * size
+
+
 def test_single_bytes_of_a_frame_take_little_more_memory_than_the_frame() -> None:
     size = 20 * PIECE_BYTES_MIN
     reader = FrameReader(0, size, "a frame")

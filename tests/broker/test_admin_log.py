@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from tidemill.coordination.nodes import (
     PartitionListNode,
     ReassignmentNode,
 )
-from tidemill.model.errors import ErrorCode
+from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.net.peer import Listener, Peer
 from tidemill.server.logging import ADMIN_REPEATS_MAX, RepeatFilter
@@ -32,6 +33,11 @@ from tidemill.wire.messages.alter_configs import (
 )
 from tidemill.wire.messages.alter_configs import (
     AlterConfigsResource as ReplacedResource,
+)
+from tidemill.wire.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirTopic,
 )
 from tidemill.wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from tidemill.wire.messages.delete_topics import DeleteTopicsRequest
@@ -171,6 +177,26 @@ async def test_a_reassignment_that_ends_at_once_is_logged_as_started_before_it_i
             f"reassignments started by {REASSIGN_PARTITIONS}: t-0 to [7]",
             "reassignments done: t-0 to [7]",
         ]
+
+
+async def test_only_started_moves_between_directories_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def begin(key: TopicPartition, path: str) -> None:
+        if path != "/other":
+            raise KafkaError(f"{path} is not in log.dirs", ErrorCode.LOG_DIR_NOT_FOUND)
+
+    wanted = [
+        AlterReplicaLogDir(path=path, topics=[AlterReplicaLogDirTopic(name="t", partitions=[number])])
+        for number, path in enumerate(("/nowhere", "/other"))
+    ]
+    async with broker_in(tmp_path) as broker:
+        broker.replica_manager.find = lambda topic, index: None
+        broker.replica_manager.replica_alter_log_dirs = SimpleNamespace(begin=begin)
+        response = await broker.ask(AlterReplicaLogDirsRequest(dirs=wanted), 2)
+        ((first, second),) = [topic.partitions for topic in response.results]
+        assert (first.error_code, second.error_code) == (ErrorCode.LOG_DIR_NOT_FOUND, ErrorCode.NONE)
+        assert lines(caplog) == [f"moves between directories started: t-1 to /other {BY}"]
 
 
 async def test_requested_elections_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

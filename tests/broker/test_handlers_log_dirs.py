@@ -13,6 +13,7 @@ from tidemill.broker.handlers.describe_log_dirs import handle
 from tidemill.broker.large_requests import RequestSlices
 from tidemill.log.log_directories import DataDirectory
 from tidemill.model.errors import ErrorCode
+from tidemill.model.types import TopicPartition
 from tidemill.wire.messages.describe_log_dirs import DescribeLogDirsRequest
 
 
@@ -77,3 +78,37 @@ def test_a_directory_on_a_missing_disk_does_not_hide_the_others() -> None:
     assert (gone.log_dir, gone.error_code) == ("/gone", ErrorCode.KAFKA_STORAGE_ERROR)
     assert (broken.log_dir, broken.error_code) == ("/failed", ErrorCode.KAFKA_STORAGE_ERROR)
     assert (there.error_code, there.total_bytes, there.usable_bytes) == (ErrorCode.NONE, 1000, 400)
+
+
+def test_a_future_log_is_described_with_its_lag() -> None:
+    moved, alone = TopicPartition("t", 0), TopicPartition("t", 1)
+    source, target = data_directory("/source"), data_directory("/target")
+    future: Any = {
+        moved: SimpleNamespace(size_bytes=70, end_offset=7),
+        # Its current log is in a failed directory.
+        alone: SimpleNamespace(size_bytes=30, end_offset=3),
+    }
+    target.future_logs.update(future)
+    current = SimpleNamespace(size_bytes=100, end_offset=10)
+    partition = SimpleNamespace(topic="t", index=0, log=current, high_watermark=9, is_offline=False)
+    broker: Any = SimpleNamespace(
+        files=GoneFiles(),
+        replica_manager=SimpleNamespace(all=lambda: [partition]),
+        log_manager=SimpleNamespace(
+            get={moved: current}.get,
+            dirs=SimpleNamespace(
+                all=[source, target], online=[source, target], directory_of=lambda log: source
+            ),
+        ),
+    )
+
+    def partitions(result: Any) -> list[tuple[int, int, int, bool]]:
+        return [
+            (one.partition_index, one.partition_size, one.offset_lag, one.is_future_key)
+            for topic in result.topics
+            for one in topic.partitions
+        ]
+
+    at_source, at_target = described(broker)
+    assert partitions(at_source) == [(0, 100, 0, False)]
+    assert partitions(at_target) == [(0, 70, 3, True), (1, 30, 0, True)]

@@ -439,6 +439,31 @@ def test_the_next_controller_declares_the_former_one_dead_at_the_first_refusal(
     assert asyncio.run(first_look(controller_channel_manager.EARLIER_REFUSALS_VALID_S)) == ([], 999)
 
 
+async def test_a_channel_ends_with_the_registration_of_its_broker() -> None:
+    def cluster(epoch: int | None) -> ClusterImage:
+        brokers = {OWN: BROKERS[OWN]}
+        if epoch is not None:
+            brokers[OTHER] = BrokerImage(BrokerRegistration(OTHER, ()), epoch)
+        return ClusterImage("c", OWN, 5, brokers, {"t": topic(b"1")})
+
+    peer = Peer()
+    manager = ControllerChannelManager(OWN, "PLAINTEXT", peer.connect, RecordingListener())
+    manager.start()
+    try:
+        async with asyncio.timeout(10):
+            await asyncio.gather(*manager.send_changes(Delta(ClusterImage(), cluster(102))))
+            former = peer.link
+            await asyncio.gather(*manager.send_changes(Delta(cluster(102), cluster(103))))
+            await until(lambda: former.is_closed)
+            assert not peer.link.is_closed
+            assert manager.send_changes(Delta(cluster(103), cluster(None))) == []
+            await until(lambda: peer.link.is_closed)
+    finally:
+        manager.stop()
+    state = [ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA]
+    assert peer.requests == state * 2, "the new process receives the full state"
+
+
 def test_a_reset_connection_of_an_ending_process_is_retried_as_soon_as_a_refused_one() -> None:
     """Its listening socket is closed after its connections, and may accept and reset one more."""
 

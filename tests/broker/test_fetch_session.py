@@ -58,6 +58,15 @@ def test_a_session_sends_all_partitions_first_and_changes_afterwards(bench: Benc
     assert parts_of(client.fetched(version)) == {}
 
 
+def test_changed_partitions_are_in_the_order_of_the_session(bench: Bench) -> None:
+    client, writer = bench.client(), bench.client()
+    session = begin(client)
+    for topic, index in reversed(ALL):
+        writer.append(b"a", topic=topic, index=index)
+    client.fetch(11, {}, session_id=session, session_epoch=1)
+    assert list(parts_of(client.fetched(11))) == list(ALL)
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_partitions_are_added_to_and_forgotten_by_a_session(bench: Bench, version: int) -> None:
     client, writer = bench.client(), bench.client()

@@ -919,7 +919,12 @@ def test_loggers_are_listed_and_set(tmp_path: Path) -> None:
             assert logger.level == logging.DEBUG
             (result,) = (await broker.ask(describe(LOGGER, "7", logger.name), 4)).results
             assert result.configs[0].value == "DEBUG"
-            for wrong in ((logger.name, SET, "LOUD"), ("no.such", SET, "INFO"), ("root", DELETE, None)):
+            for wrong in (
+                (logger.name, SET, "LOUD"),
+                ("no.such", SET, "INFO"),
+                ("zookeeper", SET, "INFO"),
+                ("root", DELETE, None),
+            ):
                 (refused,) = (await broker.ask(change(LOGGER, "7", wrong), 1)).responses
                 assert refused.error_code != 0
 

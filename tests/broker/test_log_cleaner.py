@@ -693,7 +693,7 @@ def test_the_cleaner_process_cleans_and_is_ended(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(test(), 60))
 
 
-def test_a_killed_cleaner_process_is_restarted(tmp_path: Path) -> None:
+def test_a_killed_cleaner_process_is_restarted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         worker = CleanerProcess()
         stage = Stage(tmp_path, worker=worker)
@@ -706,6 +706,7 @@ def test_a_killed_cleaner_process_is_restarted(tmp_path: Path) -> None:
 
         stage.compaction._replace_segments = kill  # type: ignore[method-assign]
         assert not await stage.compaction.clean_dirtiest()
+        assert "the cleaner process ended by signal 9 during a job" in caplog.text
         assert leftovers(stage) == []
         assert offsets(log) == list(range(40))
         stage.compaction._replace_segments = replace  # type: ignore[method-assign]

@@ -101,6 +101,26 @@ def test_a_range_in_transmission_survives_closing_its_segment(log_of: MakeLog, b
     assert log.read(1, 1000, 2, True) is not None
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_indexes_are_mapped_while_their_files_are_being_renamed(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of({"index_interval_bytes": 0, "segment_bytes": 400})
+    for number in range(10):
+        log.append(batch(1, timestamp=NOW + number), 0, NOW)
+    segment = log.segments[0]
+    indexes = (segment.index, segment.time_index)
+
+    def are_mapped() -> list[bool]:
+        for index in indexes:
+            index.close_idle()
+        maps = Path("/proc/self/maps").read_text()
+        return [index.path in maps for index in indexes]
+
+    segment.pin()
+    assert are_mapped() == [True, True]
+    segment.unpin()
+    assert are_mapped() == [False, False]
+
+
 def test_a_failed_append_is_truncated_after_the_file_was_closed(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
     log.append(batch(), 0, NOW)

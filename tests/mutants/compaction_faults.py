@@ -140,9 +140,6 @@ COMPACTION: Final = (
         "            return batch.last_offset == i64(last.last_offset)\n",
         "            return False\n",
         "Compaction keeps the last batch of a producer, with its sequence number.",
-        reason="A replica that copies the cleaned log must lead, and receive a batch of that producer again,"
-        " before the producer sends more.",
-        test="log/test_log_compaction.py::test_the_last_batch_of_a_producer_is_kept_without_records",
     ),
     Fault(
         "gap-treated-as-compacted",

@@ -63,6 +63,10 @@ LEADER: Final = (
         "        self.isr_state.committed = type(self.isr_state.committed)(smaller, self.partition_epoch)\n"
         "        # The controller",
         "A replica leaves the ISR only after the store has the smaller ISR.",
+        reason="Commits wait for the former ISR until the controller responds, so that it has an effect only"
+        " after a rejection.",
+        test="replication/test_partition_leader.py::"
+        "test_commits_wait_for_a_follower_whose_removal_the_controller_rejects",
     ),
     Fault(
         "commit-alone-while-expanding",
@@ -114,10 +118,6 @@ LEADER: Final = (
         "                recovers=True,",
         "After a write without a response the controller elects no leader by log end before it has read the"
         " live brokers.",
-        reason="A broker must register between a write without a response and the next change, while a"
-        " partition has no leader and no complete replica: this occurs in one of some hundred seeds.",
-        test="controller/test_controller_unanswered.py::"
-        "test_the_longest_log_is_elected_after_its_broker_registered_in_a_store_outage",
     ),
     Fault(
         "second-loss-keeps-partition-epoch",
@@ -627,9 +627,6 @@ LOG: Final = (
         "            self._forget_empty_epochs()\n            return False\n",
         "            return False\n",
         "A follower removes an epoch without records that it led.",
-        reason="Of the first 60 seeds only seed 41 finds it: a broker must lead without a write, and then"
-        " follow without a restart.",
-        test="replication/test_replica_fetcher.py::test_a_leader_epoch_without_records_is_removed",
     ),
     Fault(
         "epoch-start-not-stored",
@@ -1142,6 +1139,10 @@ CONTROLLER: Final = (
         "            p if returned.isdisjoint(p.offline) else p.with_offline(p.offline - returned)\n",
         "            p\n",
         "A replica is offline until its broker registers again.",
+        reason="A directory must fail, and work again after a restart before the partition has another change"
+        " of its replicas: this occurs in one of some hundred seeds.",
+        test="controller/test_controller_leader_election.py::"
+        "test_an_offline_replica_is_not_elected_until_its_broker_registers_again",
     ),
     Fault(
         "preferred-leader-outside-isr",
@@ -1337,10 +1338,6 @@ ELECTIONS: Final = (
         "        return effective_min_isr(min_insync_replicas, len(self.replicas), len(self.adding))\n",
         "        return effective_min_isr(min_insync_replicas, len(self.replicas), 0)\n",
         "Controller and leaders compute the required replicas without the adding replicas of a reassignment.",
-        reason="It has an effect only for a partition that has fewer replicas than the minimum without the"
-        " adding replicas.",
-        test="controller/test_controller_alter_partition.py"
-        "::test_min_insync_does_not_count_replicas_that_a_reassignment_adds",
     ),
     Fault(
         "eligible-replicas-dropped",

@@ -157,6 +157,22 @@ def test_a_rejected_isr_change_keeps_the_isr() -> None:
     assert partition.high_watermark == 2
 
 
+def test_commits_wait_for_a_follower_whose_removal_the_controller_rejects() -> None:
+    broker, partition = led()
+    broker.write(0, b"a")
+    outcomes = wait(partition, 1)
+    partition.fetched_by(2, 1, 0, LAG_MS)
+    partition.maybe_shrink_isr(LAG_MS + 1)
+    assert broker.events.wanted == [((1, 2), 7)]
+    assert partition.isr == ALL, "the store has the former ISR"
+    partition.isr_refused(LAG_MS + 2)
+    partition.fetched_by(2, 1, 0, LAG_MS + 3)
+    assert partition.high_watermark == 0
+    assert outcomes == []
+    partition.fetched_by(3, 1, 0, LAG_MS + 4)
+    assert outcomes == [None]
+
+
 def test_the_last_in_sync_replica_commits_alone() -> None:
     broker, partition = led((1, 2))
     broker.write(0, b"a")

@@ -154,10 +154,13 @@ def test_an_error_of_the_controller_is_logged_with_its_code(
     assert log_lines_of_shutdown(channel, 1, caplog)[-1] == f"the controlled shutdown failed: {text}"
 
 
-def test_a_failed_attempt_is_followed_by_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("retries", "attempts"), [(3, 3), (1, 1), (0, 1)])
+def test_a_failed_attempt_is_followed_by_the_next_one(
+    caplog: pytest.LogCaptureFixture, retries: int, attempts: int
+) -> None:
     channel = RemoteController(*[ControlledShutdownResponse(error_code=77) for _ in range(100)])
-    lines = log_lines_of_shutdown(channel, 3, caplog)
-    assert sum(line.startswith("the controlled shutdown failed") for line in lines) == 3
+    lines = log_lines_of_shutdown(channel, retries, caplog)
+    assert sum(line.startswith("the controlled shutdown failed") for line in lines) == attempts
 
 
 def test_a_broker_without_a_controller_channel_does_not_wait(caplog: pytest.LogCaptureFixture) -> None:

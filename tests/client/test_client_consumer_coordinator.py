@@ -12,9 +12,11 @@ import confluent_kafka
 import pytest
 
 from tidemill.client import Admin, Consumer, Producer, TopicPartition
+from tidemill.client.connection import Connection
 from tidemill.client.consumer_coordinator import LOST, STABLE
 from tidemill.client.errors import BrokerUnreachable, ClientError, CommitFailed
 from tidemill.model.errors import ErrorCode
+from tidemill.wire.apis import ApiKey
 
 QUICK = {"heartbeat.interval.ms": 100, "session.timeout.ms": 6000, "auto.offset.reset": "earliest"}
 
@@ -584,6 +586,34 @@ def test_a_static_member_returns_without_a_rebalance(
         assert keeper._coordinator.generation == generation
     admin.remove_member(group, instance_id="a")
     admin.remove_member(group, instance_id="b")
+
+
+@pytest.mark.parametrize(("join_version", "sync_version", "instance_id"), [(5, 3, "a"), (4, 2, None)])
+def test_a_member_is_static_if_its_broker_supports_it(
+    broker_address: str,
+    new_topic: Callable[..., str],
+    group: str,
+    admin: Admin,
+    monkeypatch: pytest.MonkeyPatch,
+    join_version: int,
+    sync_version: int,
+    instance_id: str | None,
+) -> None:
+    limits = {ApiKey.JOIN_GROUP: join_version, ApiKey.SYNC_GROUP: sync_version}
+    version = Connection.version
+
+    def earlier(self: Connection, key: ApiKey, at_most: int = 32767) -> int:
+        return version(self, key, min(at_most, limits.get(key, at_most)))
+
+    monkeypatch.setattr(Connection, "version", earlier)
+    topic = new_topic(1)
+    with Consumer(broker_address, {**QUICK, "group.id": group, "group.instance.id": "a"}) as consumer:
+        consumer.subscribe([topic])
+        until(lambda: numbers(consumer) == {0}, lambda: consumer.poll(0.05))
+        (member,) = admin.describe_group(group).members
+        assert member.instance_id == instance_id
+    if instance_id is not None:
+        admin.remove_member(group, instance_id=instance_id)
 
 
 def test_a_static_member_that_does_not_poll_keeps_its_place(

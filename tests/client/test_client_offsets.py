@@ -36,3 +36,18 @@ def test_only_the_largest_timestamp_needs_a_recent_broker(
     failures = admin.list_offsets_or_failures({item: "max-timestamp"}).failures
     assert failures[item].code == ErrorCode.UNSUPPORTED_VERSION
     assert str(failures[item]).startswith("cannot look up the largest timestamp"), "refused by the client"
+
+
+def test_offsets_are_looked_up_in_version_0(
+    broker_address: str, admin: Admin, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = TopicPartition(new_topic(1), 0)
+    with Producer(broker_address) as producer:
+        producer.send(item.topic, b"message").result()
+    version = Connection.version
+
+    def first(self: Connection, key: ApiKey, at_most: int = 32767) -> int:
+        return 0 if key == ApiKey.LIST_OFFSETS else version(self, key, at_most)
+
+    monkeypatch.setattr(Connection, "version", first)
+    assert [admin.list_offsets({item: at})[item].offset for at in ("earliest", "latest")] == [0, 1]

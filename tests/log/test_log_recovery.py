@@ -204,6 +204,17 @@ def test_valid_batches_after_damage_are_kept(
     assert Path(directory, "records-lost").exists()
 
 
+def test_a_last_batch_behind_inserted_bytes_is_kept(filled: Log, directory: str) -> None:
+    path = path_of(filled, -1)
+    data = path.read_bytes()
+    at = position_in(data, 2)
+    last = first_batch(data[at:])
+    path.write_bytes(data[:at] + b"garbage" + last)
+    opening(directory, recovery_point=int(path.stem))
+    (cut,) = Path(directory).glob("*.cut")
+    assert cut.read_bytes() == b"garbage" + last
+
+
 def test_the_damaged_end_below_the_recovery_point_is_kept(filled: Log, directory: str) -> None:
     path = path_of(filled, -1)
     data = path.read_bytes()

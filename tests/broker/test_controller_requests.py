@@ -684,7 +684,8 @@ async def test_a_leader_has_the_adding_replicas_of_a_reassignment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("leader_epoch", "is_late"), [(4, True), (5, False), (6, False), (-1, False), (DURING_DELETION, False)]
+    ("leader_epoch", "is_late"),
+    [(0, True), (1, True), (4, True), (5, False), (6, False), (-1, False), (DURING_DELETION, False)],
 )
 async def test_a_late_stop_does_not_remove_a_replica_that_is_assigned_again(
     leader_epoch: int, is_late: bool

@@ -962,6 +962,7 @@ async def test_the_cluster_is_described(tmp_path: Path) -> None:
         assert (await broker.ask(DescribeClusterRequest(), 0)).store_silent_ms == 0
         for endpoint_type, code in (
             (2, ErrorCode.MISMATCHED_ENDPOINT_TYPE),
+            (0, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE),
             (9, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE),
         ):
             refused = await broker.ask(DescribeClusterRequest(endpoint_type=endpoint_type), 1)

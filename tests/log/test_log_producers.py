@@ -13,7 +13,7 @@ from tidemill.log.log import Log
 from tidemill.log.producer_state_manager import ProducerStateManager, decode_snapshot
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.event_loop_slices import run_at_once
-from tidemill.records.batch import SEQUENCE_MAX, Batch, parse_batch
+from tidemill.records.batch import GZIP, LZ4, NO_COMPRESSION, SEQUENCE_MAX, Batch, parse_batch
 from tidemill.records.builder import build_end_marker
 from tidemill.records.checksum import crc32c
 
@@ -33,12 +33,13 @@ def expired(log: Log, now_ms: int) -> int:
     return before - len(log.producer_state.entries)
 
 
-def test_a_retried_batch_gets_its_original_offset(log_of: MakeLog, batch: MakeBatch) -> None:
+@pytest.mark.parametrize("codec", [NO_COMPRESSION, GZIP, LZ4])
+def test_a_retried_batch_gets_its_original_offset(log_of: MakeLog, batch: MakeBatch, codec: int) -> None:
     log = log_of()
     for number in range(5):
-        log.append(produced(batch, number * 3, 3), 0, NOW)
+        log.append(produced(batch, number * 3, 3, codec=codec), 0, NOW)
     for number in range(5):
-        result = log.append(produced(batch, number * 3, 3), 0, NOW)
+        result = log.append(produced(batch, number * 3, 3, codec=codec), 0, NOW)
         assert (result.duplicate, result.base_offset, result.last_offset) == (
             True,
             number * 3,

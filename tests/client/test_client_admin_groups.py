@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tidemill.client import Admin, Consumer, Producer, RangeReader, TopicPartition
+from tidemill.client.admin import HIGH_WATERMARK
 from tidemill.client.connection import Connection
 from tidemill.client.errors import ClientError
 from tidemill.client.group_offsets import OffsetAndMetadata
@@ -153,6 +154,24 @@ def test_lag_covers_committed_and_assigned_partitions(
     deadline = time.monotonic() + 30
     while admin.describe_group(group).members:
         assert time.monotonic() < deadline, "the member is still in the group"
+
+
+def test_the_lag_on_broker_0_is_known() -> None:
+    with Broker({"node.id": "0"}) as broker, Admin(broker.bootstrap) as admin:
+        admin.create_topic("t", 1, 1)
+        (item,) = fill(broker.bootstrap, "t", 3)
+        admin.alter_group_offsets("g", {item: 1})
+        (row,) = admin.group_lag("g")
+        assert (row.committed, row.end, row.lag) == (1, 3, 2)
+
+
+def test_records_are_deleted_up_to_the_high_watermark(
+    admin: Admin, broker_address: str, new_topic: NewTopic
+) -> None:
+    topic = new_topic(2)
+    first, second = fill(broker_address, topic, 3, 2)
+    assert admin.delete_records({first: HIGH_WATERMARK, second: 1}) == {first: 3, second: 1}
+    assert admin.list_offsets({first: "earliest"})[first].offset == 3
 
 
 def test_an_unknown_group_has_no_lag_and_no_description(admin: Admin, group: str) -> None:

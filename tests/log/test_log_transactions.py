@@ -17,7 +17,7 @@ from tidemill.log.cleaned_transaction_metadata import CleanedTransactions
 from tidemill.log.log import Log
 from tidemill.log.partition_transactions import PartitionTransactions
 from tidemill.log.system_files import SystemFiles
-from tidemill.log.transaction_index import Aborted, decode_all, write_index
+from tidemill.log.transaction_index import Aborted, damage, decode_all, encode_all, write_index
 from tidemill.model.errors import CorruptMessage, StorageError
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_end_marker
@@ -418,3 +418,24 @@ def test_transaction_changes_at_an_unchanged_high_watermark_update_the_last_stab
     assert state.first_unstable(high_watermark) == 20
     state.clear()
     assert state.first_unstable(high_watermark) == -1
+
+
+@pytest.mark.parametrize(
+    ("entries", "text"),
+    [
+        ([], ""),
+        ([(0, 5, 112)], ""),
+        ([(0, 100, 110), (0, 5, 199)], ""),
+        ([(1, 5, 112)], "entry 0 has version 1, expected 0"),
+        ([(0, 5, 99)], "entry 0 has invalid offsets 5 to 99"),
+        ([(0, 5, 200)], "entry 0 has invalid offsets 5 to 200"),
+        ([(0, 120, 110)], "entry 0 has invalid offsets 120 to 110"),
+        ([(0, 110, 110)], "entry 0 has invalid offsets 110 to 110"),
+        ([(0, -1, 110)], "entry 0 has invalid offsets -1 to 110"),
+        ([(0, 5, 120), (0, 6, 120)], "entry 1 has invalid offsets 6 to 120"),
+    ],
+)
+def test_entries_have_the_offsets_of_their_segment(entries: list[tuple[int, int, int]], text: str) -> None:
+    data = encode_all(Aborted(version, 1, first, last, first) for version, first, last in entries)
+    assert damage(data, 100, 200) == text
+    assert damage(data + b"\0", 100, 200).endswith("bytes are not a multiple of the entry size")

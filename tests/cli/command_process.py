@@ -16,17 +16,28 @@ LONG_S = 60.0
 """No busy machine takes longer to start a command."""
 
 
+@contextlib.contextmanager
+def hangup_not_ignored() -> Iterator[None]:
+    """A process that is started in the block receives SIGHUP, also if nohup started the tests."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 class Command:
     """A running ``tidemill`` command."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.name = " ".join(arguments[:2])
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tidemill", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        with hangup_not_ignored():
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tidemill", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
         self.out: list[tuple[float, str]] = []
         self.err: list[tuple[float, str]] = []
         """Lines, with the monotonic time of each."""

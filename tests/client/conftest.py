@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
 from tidemill.client import Admin
+from tidemill.client.connection import Connection
+from tidemill.wire.apis import ApiKey
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +47,20 @@ def new_topic(admin: Admin) -> Iterator[Callable[..., str]]:
 
     yield make
     admin.delete_topics(made)
+
+
+@pytest.fixture
+def limit_versions(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[ApiKey, int]], None]:
+    """Lets clients use no later versions of some APIs: those of an earlier broker."""
+    version = Connection.version
+
+    def limit(last: Mapping[ApiKey, int]) -> None:
+        def limited(self: Connection, key: ApiKey, at_most: int = 32767) -> int:
+            return version(self, key, min(at_most, last.get(key, at_most)))
+
+        monkeypatch.setattr(Connection, "version", limited)
+
+    return limit
 
 
 @pytest.fixture

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import confluent_kafka
 import pytest
 
 from tidemill.client import Admin, Consumer, Producer, TopicPartition
-from tidemill.client.connection import Connection
 from tidemill.client.consumer_coordinator import LOST, STABLE
 from tidemill.client.errors import BrokerUnreachable, ClientError, CommitFailed
 from tidemill.model.errors import ErrorCode
@@ -594,18 +593,12 @@ def test_a_member_is_static_if_its_broker_supports_it(
     new_topic: Callable[..., str],
     group: str,
     admin: Admin,
-    monkeypatch: pytest.MonkeyPatch,
+    limit_versions: Callable[[Mapping[ApiKey, int]], None],
     join_version: int,
     sync_version: int,
     instance_id: str | None,
 ) -> None:
-    limits = {ApiKey.JOIN_GROUP: join_version, ApiKey.SYNC_GROUP: sync_version}
-    version = Connection.version
-
-    def earlier(self: Connection, key: ApiKey, at_most: int = 32767) -> int:
-        return version(self, key, min(at_most, limits.get(key, at_most)))
-
-    monkeypatch.setattr(Connection, "version", earlier)
+    limit_versions({ApiKey.JOIN_GROUP: join_version, ApiKey.SYNC_GROUP: sync_version})
     topic = new_topic(1)
     with Consumer(broker_address, {**QUICK, "group.id": group, "group.instance.id": "a"}) as consumer:
         consumer.subscribe([topic])

@@ -63,8 +63,8 @@ LEADER: Final = (
         "        self.isr_state.committed = type(self.isr_state.committed)(smaller, self.partition_epoch)\n"
         "        # The controller",
         "A replica leaves the ISR only after the store has the smaller ISR.",
-        reason="Commits wait for the former ISR until the controller responds, so that it has an effect only"
-        " after a rejection.",
+        reason="Commits wait for the former ISR until the controller responds, so that it breaks a promise"
+        " only after a rejection.",
         test="replication/test_partition_leader.py::"
         "test_commits_wait_for_a_follower_whose_removal_the_controller_rejects",
     ),
@@ -1139,8 +1139,8 @@ CONTROLLER: Final = (
         "            p if returned.isdisjoint(p.offline) else p.with_offline(p.offline - returned)\n",
         "            p\n",
         "A replica is offline until its broker registers again.",
-        reason="A directory must fail, and work again after a restart before the partition has another change"
-        " of its replicas: this occurs in one of some hundred seeds.",
+        reason="After the registration, the response to LeaderAndIsr reports the replica as served, which"
+        " ends its offline state as well.",
         test="controller/test_controller_leader_election.py::"
         "test_an_offline_replica_is_not_elected_until_its_broker_registers_again",
     ),

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from tidemill.broker.coordinator_topic import ClusterCoordinatorTopic
 from tidemill.broker.metadata_cache import ClusterImage, Delta, MetadataCache, PartitionImage, TopicImage
-from tidemill.broker.offsets_topic import ClusterOffsetsTopic
+from tidemill.coordination.topic_image import OFFSETS_TOPIC
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.types import ZERO_ID
 
@@ -26,7 +27,7 @@ class Cluster:
         self.metadata = MetadataCache()
         config = BrokerConfig.of({"offsets.topic.num.partitions": str(CONFIGURED)})
         broker: Any = SimpleNamespace(metadata_cache=self.metadata, config=config)
-        self.topic = ClusterOffsetsTopic(broker)
+        self.topic = ClusterCoordinatorTopic(broker, OFFSETS_TOPIC, "offsets.topic.num.partitions")
 
     def publish(self, partition_count: int, topic_id: bytes = FIRST) -> None:
         """Publishes metadata with ``partition_count`` partitions of the topic; 0: without the topic."""

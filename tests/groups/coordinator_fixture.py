@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from default_limits import iter_records
+from tidemill.coordinator_runtime.coordinator_interfaces import CoordinatorEndpoint
 from tidemill.groups.coordinator_effects import (
     CommitRequest,
     JoinRequest,
@@ -15,7 +16,6 @@ from tidemill.groups.coordinator_effects import (
     OffsetToCommit,
     SyncRequest,
 )
-from tidemill.groups.coordinator_interfaces import CoordinatorEndpoint
 from tidemill.groups.group_coordinator import GroupCoordinator
 from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.offset_records import OffsetsRecord, decode_record
@@ -125,6 +125,8 @@ class MemoryLog:
 class MemoryTopic:
     """The offsets topic. ``leads`` is the leader of all partitions; None until the topic is created."""
 
+    name = "__consumer_offsets"
+
     def __init__(self) -> None:
         self.leads: int | None = 1
         self.ensured = 0
@@ -185,10 +187,10 @@ class CoordinatorFixture:
     def lead(self) -> None:
         """Makes this broker the leader of all partitions."""
         for partition in range(PARTITIONS):
-            self.service.become_leader(partition, 1)
+            self.service.runtime.become_leader(partition, 1)
 
     def partition(self, group: str = "g") -> int:
-        return self.service.partition_for(group)
+        return self.service.runtime.partition_for(group)
 
     async def stable(self, group: str = "g", **given: Any) -> str:
         """Creates a group with one member. Returns its member id."""

@@ -25,9 +25,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tidemill.coordinator_runtime.coordinator_effects import Append, CancelTimer, Now, Reply, SetTimer, Waiter
 from tidemill.groups.coordinator_effects import (
-    Append,
-    CancelTimer,
     CommitRequest,
     CommitResult,
     DeleteGroupsResult,
@@ -38,15 +37,11 @@ from tidemill.groups.coordinator_effects import (
     LeaveResult,
     LeavingMember,
     MemberProtocol,
-    Now,
     OffsetToCommit,
-    Reply,
-    SetTimer,
     StateChanged,
     SyncRequest,
     SyncResult,
     TimerKey,
-    Waiter,
 )
 from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.group_metadata_manager import GroupMetadataManager

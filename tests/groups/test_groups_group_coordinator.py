@@ -11,14 +11,9 @@ import pytest
 from coordinator_fixture import PARTITIONS, CoordinatorFixture, MemoryLog, commit, join, turns
 
 from record_builders import build_batch, parse_batches
+from tidemill.coordinator_runtime.coordinator_effects import Now
 from tidemill.groups import offset_commits
-from tidemill.groups.coordinator_effects import (
-    CommitRequest,
-    LeavingMember,
-    Now,
-    OffsetsStored,
-    OffsetToCommit,
-)
+from tidemill.groups.coordinator_effects import CommitRequest, LeavingMember, OffsetsStored, OffsetToCommit
 from tidemill.groups.event_context import EventContext
 from tidemill.groups.group_metadata import GroupInvariantError
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
@@ -225,7 +220,7 @@ async def test_requests_fail_with_load_in_progress_during_the_load() -> None:
 async def test_retries_a_failed_load_after_growing_pauses(caplog: pytest.LogCaptureFixture) -> None:
     async with CoordinatorFixture(lead=False) as fixture:
         fixture.log.read_errors = [OSError("disk"), OSError("disk"), OSError("disk")]
-        fixture.service.become_leader(fixture.partition(), 1)
+        fixture.service.runtime.become_leader(fixture.partition(), 1)
         await turns()
         attempts = []
         for _ in range(7):
@@ -241,17 +236,17 @@ async def test_retries_a_failed_load_after_growing_pauses(caplog: pytest.LogCapt
 async def test_waits_also_for_a_repeated_load() -> None:
     async with CoordinatorFixture(lead=False) as fixture:
         fixture.log.read_errors = [KafkaError("disk", ErrorCode.KAFKA_STORAGE_ERROR)]
-        fixture.service.become_leader(0, 1)
+        fixture.service.runtime.become_leader(0, 1)
         await turns()
         fixture.log.reading.clear()
         await fixture.time.advance(2_000)
         assert fixture.log.reads == 2
-        waiting = asyncio.ensure_future(fixture.service.wait_loaded(60))
+        waiting = asyncio.ensure_future(fixture.service.runtime.wait_loaded(60))
         await turns()
         assert not waiting.done()
         fixture.log.reading.set()
         await asyncio.wait_for(waiting, 5)
-        assert fixture.service._shards[0].is_active
+        assert fixture.service.runtime.shards[0].is_active
 
 
 async def test_loads_again_after_a_record_that_could_not_be_replayed(
@@ -274,7 +269,7 @@ async def test_loads_again_after_a_record_that_could_not_be_replayed(
     async with CoordinatorFixture(log, lead=False) as fixture:
         service, partition = fixture.service, fixture.partition()
         log.batches[partition] = [builder.build()]
-        service.become_leader(partition, 1)
+        service.runtime.become_leader(partition, 1)
         await fixture.time.advance(600_000)
         assert 10 < log.reads < 20
         assert await service.fetch("g") == (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, {})
@@ -293,7 +288,7 @@ async def test_a_stopping_broker_delays_offset_fetch_for_a_moved_group() -> None
         await fixture.service.commit(commit())
         fixture.service.begin_stop()
         assert (await fixture.service.fetch("g"))[1]["t"][0].offset == 5, "until the group has moved"
-        fixture.service.resign(fixture.partition())
+        fixture.service.runtime.resign(fixture.partition())
         asking = asyncio.ensure_future(fixture.service.fetch("g"))
         assert fixture.service.heartbeat("g", "m", 1, None) is ErrorCode.NOT_COORDINATOR
         await fixture.time.advance(2_990)
@@ -305,7 +300,7 @@ async def test_a_stopping_broker_delays_offset_fetch_for_a_moved_group() -> None
 async def test_a_broker_that_stops_slowly_responds_to_offset_fetch() -> None:
     async with CoordinatorFixture() as fixture:
         fixture.service.begin_stop()
-        fixture.service.resign(fixture.partition())
+        fixture.service.runtime.resign(fixture.partition())
         asking = asyncio.ensure_future(fixture.service.fetch("g"))
         await fixture.time.advance(2_990)
         assert not asking.done()
@@ -323,11 +318,11 @@ async def test_waiting_requests_fail_when_the_partition_moves() -> None:
         )
         await turns()
         for each in range(PARTITIONS):
-            fixture.service.resign(each, 2)
+            fixture.service.runtime.resign(each, 2)
         assert (await joining).error is ErrorCode.NOT_COORDINATOR
         assert (await committing).errors in ((ErrorCode.NOT_COORDINATOR,), (ErrorCode.UNKNOWN_MEMBER_ID,))
         assert (await fixture.service.fetch("g"))[0] is ErrorCode.NOT_COORDINATOR
-        fixture.service.become_leader(partition, 3)
+        fixture.service.runtime.become_leader(partition, 3)
         fixture.log.gate.set()
         await turns()
         assert (await fixture.service.fetch("g"))[0] is ErrorCode.NONE
@@ -338,8 +333,8 @@ async def test_an_unflushed_commit_fails_when_the_partition_moves() -> None:
     async with CoordinatorFixture() as fixture:
         committing = asyncio.ensure_future(fixture.service.commit(commit()))
         await asyncio.sleep(0)
-        fixture.service.resign(fixture.partition())
-        fixture.service.become_leader(fixture.partition(), 2)
+        fixture.service.runtime.resign(fixture.partition())
+        fixture.service.runtime.become_leader(fixture.partition(), 2)
         assert (await committing).errors == (ErrorCode.NOT_COORDINATOR,)
         assert fixture.log.batches == {}
 
@@ -348,10 +343,10 @@ async def test_ignores_a_resignation_of_an_older_epoch() -> None:
     async with CoordinatorFixture() as fixture:
         partition = fixture.partition()
         await fixture.service.commit(commit())
-        fixture.service.become_leader(partition, 7)
-        fixture.service.resign(partition, 6)
+        fixture.service.runtime.become_leader(partition, 7)
+        fixture.service.runtime.resign(partition, 6)
         assert (await fixture.service.fetch("g"))[1]["t"][0].offset == 5
-        fixture.service.resign(partition, 7)
+        fixture.service.runtime.resign(partition, 7)
         assert (await fixture.service.fetch("g"))[0] is ErrorCode.NOT_COORDINATOR
 
 
@@ -359,8 +354,8 @@ async def test_timers_of_an_earlier_leadership_do_not_fire() -> None:
     async with CoordinatorFixture() as fixture:
         member = await fixture.stable()
         await fixture.time.advance(8_000)
-        fixture.service.resign(fixture.partition())
-        fixture.service.become_leader(fixture.partition(), 2)
+        fixture.service.runtime.resign(fixture.partition())
+        fixture.service.runtime.become_leader(fixture.partition(), 2)
         await fixture.time.advance(9_000)
         assert fixture.service.heartbeat("g", member, 1, None) is ErrorCode.NONE
 
@@ -493,7 +488,9 @@ async def test_loading_yields_to_other_tasks() -> None:
 async def test_concurrent_requests_create_the_topic_once() -> None:
     async with CoordinatorFixture() as fixture:
         fixture.topic.leads = None
-        found = await asyncio.gather(*(fixture.service.find_coordinator("g", "EXTERNAL") for _ in range(20)))
+        found = await asyncio.gather(
+            *(fixture.service.runtime.find_coordinator("g", "EXTERNAL") for _ in range(20))
+        )
         assert {endpoint.host for endpoint in found} == {"host-of-EXTERNAL"}
         assert found[0].port == 9092 + fixture.partition()
         assert fixture.topic.ensured == 1
@@ -504,10 +501,10 @@ async def test_find_coordinator_fails_when_the_topic_cannot_be_created() -> None
         fixture.topic.leads = None
         fixture.topic.error = KafkaError("no brokers", ErrorCode.INVALID_REPLICATION_FACTOR)
         with pytest.raises(KafkaError, match="no brokers") as caught:
-            await fixture.service.find_coordinator("g", "L")
+            await fixture.service.runtime.find_coordinator("g", "L")
         assert caught.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
         fixture.topic.error = None
-        assert (await fixture.service.find_coordinator("g", "L")).node_id == 1
+        assert (await fixture.service.runtime.find_coordinator("g", "L")).node_id == 1
 
 
 # Everything else.
@@ -531,11 +528,11 @@ async def test_logs_and_retries_a_failed_expiry(caplog: pytest.LogCaptureFixture
     async with CoordinatorFixture() as fixture:
         fixture.service.start()
         await fixture.service.commit(commit())
-        shard = fixture.service._shards[fixture.partition()]
-        plain = shard._state_machine.expire
-        shard._state_machine.expire = lambda *_: 1 // 0  # type: ignore[method-assign]
+        shard = fixture.service.runtime.shards[fixture.partition()]
+        plain = shard.machine.expire
+        shard.machine.expire = lambda *_: 1 // 0  # type: ignore[method-assign]
         await fixture.time.advance(70_000)
-        shard._state_machine.expire = plain  # type: ignore[method-assign]
+        shard.machine.expire = plain  # type: ignore[method-assign]
         assert (await fixture.service.fetch("g"))[1] != {}
         await fixture.time.advance(10_001)
         assert await fixture.service.fetch("g") == (ErrorCode.NONE, {})
@@ -624,7 +621,7 @@ async def test_limits_the_memory_of_unused_member_ids_on_all_partitions() -> Non
             await service.join(join(long, requires_known_member_id=True))
         assert 800_000 < held_bytes(fixture) < 1_000_000
         assert (await service.join(join("g", alone.member_id))).error is ErrorCode.UNKNOWN_MEMBER_ID
-        assert len(service._timers.current) < 70
+        assert len(service.runtime.timers.current) < 70
         latest = (await service.join(join("g", requires_known_member_id=True))).member_id
         joining = asyncio.ensure_future(service.join(join("g", latest)))
         await fixture.time.advance(60_000)
@@ -657,7 +654,7 @@ async def test_unused_member_ids_of_a_resigned_partition_are_dropped_first() -> 
         service = fixture.service
         service.pending_joins.bytes_max = 10 * PENDING_JOIN_BYTES
         await service.join(join("g", requires_known_member_id=True))
-        service.resign(fixture.partition("g"))
+        service.runtime.resign(fixture.partition("g"))
         assert service.pending_joins.bytes_held > 0
         other = next(
             name for name in map(str, range(100)) if fixture.partition(name) != fixture.partition("g")

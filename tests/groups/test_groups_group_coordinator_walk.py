@@ -180,7 +180,7 @@ class Walk:
     async def move(self, group: str) -> None:
         """Moves all partitions to another broker, and back."""
         for partition in range(PARTITIONS):
-            self.service.resign(partition)
+            self.service.runtime.resign(partition)
         await turns(self.random.randint(0, 3))
         self.log.holds = False
         self.log.move(self.random.random() < 0.5)
@@ -193,9 +193,9 @@ class Walk:
 
 def groups_of(fixture: CoordinatorFixture) -> Iterator[GroupMetadata]:
     """All groups in memory."""
-    for shard in fixture.service._shards.values():
+    for shard in fixture.service.runtime.shards.values():
         assert shard.is_active
-        yield from shard._state_machine.groups.values()
+        yield from shard.machine.groups.values()
 
 
 def positions_of(fixture: CoordinatorFixture) -> Positions:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from groups_bench import Bench, run
 
-from tidemill.groups.coordinator_effects import GroupState, Now, TimerKind
+from tidemill.coordinator_runtime.coordinator_effects import Now
+from tidemill.groups.coordinator_effects import GroupState, TimerKind
 from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.group_metadata import (
     TRANSITIONS,

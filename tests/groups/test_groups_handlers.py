@@ -201,8 +201,8 @@ async def test_join_group_is_handled_in_every_version(version: int) -> None:
         view = fixture.service.describe("g")
         assert not isinstance(view, ErrorCode)
         assert (view.members[0].client_id, view.members[0].client_host) == ("app", "/10.0.0.9")
-        shard = fixture.service._shards[fixture.partition()]
-        member = shard._state_machine.groups["g"].members[response.member_id]
+        shard = fixture.service.runtime.shards[fixture.partition()]
+        member = shard.machine.groups["g"].members[response.member_id]
         assert member.rebalance_timeout_ms == (30_000 if version else 10_000)
 
 
@@ -347,7 +347,7 @@ async def test_versions_with_topic_names_return_offsets_of_deleted_topics(versio
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FETCH)[1:])
 async def test_offset_fetch_at_the_wrong_broker(version: int) -> None:
     async with HandlerFixture() as fixture:
-        fixture.service.resign(fixture.partition())
+        fixture.service.runtime.resign(fixture.partition())
         response = await fixture.fetch(version, [0])
         if version >= 8:
             response = response.groups[0]
@@ -418,7 +418,7 @@ async def test_version_0_keeps_offsets_in_the_store_at_any_broker(tmp_path: Path
         fixture.store = store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
         await fixture.commit(8, {0: 3, 1: 3})
         await fixture.stable()
-        fixture.service.resign(fixture.partition())
+        fixture.service.runtime.resign(fixture.partition())
         unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         assert await fixture.commit(0, {0: 5, 3: 9, 2: 6, -1: 1}) == [
             (0, 0),

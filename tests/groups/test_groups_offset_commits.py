@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from groups_bench import WALL_MS, Bench, run
 
-from tidemill.groups.coordinator_effects import Now
+from tidemill.coordinator_runtime.coordinator_effects import Now
 from tidemill.groups.offset_records import (
     CommittedOffset,
     GroupMetadataValue,

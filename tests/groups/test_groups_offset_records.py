@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.groups.coordinator_partition import java_string_hash, partition_for
+from tidemill.coordinator_runtime.coordinator_partition import java_string_hash, partition_for
 from tidemill.groups.offset_records import (
     CommittedOffset,
     GroupMetadataValue,

@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 from coordinator_fixture import CoordinatorFixture, MemoryLog, commit, turns
 
-from tidemill.groups.coordinator_effects import CommitRequest, Now, OffsetToCommit
+from tidemill.coordinator_runtime.coordinator_effects import Now
+from tidemill.groups.coordinator_effects import CommitRequest, OffsetToCommit
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
 from tidemill.groups.offset_records import GroupRecord, OffsetRecord, OffsetsRecord
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -168,8 +169,8 @@ async def test_a_deletion_fails_when_the_partition_moves_between_its_batches() -
         before = len(fixture.log.batches[fixture.partition()])
         deletion = asyncio.ensure_future(fixture.service.delete_groups(("g",)))
         await turns(4)
-        shard = fixture.service._shards[fixture.partition()]
-        fixture.service.resign(fixture.partition())
+        shard = fixture.service.runtime.shards[fixture.partition()]
+        fixture.service.runtime.resign(fixture.partition())
         assert await deletion == [ErrorCode.NOT_COORDINATOR]
         await asyncio.wait_for(shard.appends_ended(), 5)
         written = len(fixture.log.batches[fixture.partition()]) - before
@@ -181,6 +182,6 @@ async def test_the_deletion_of_a_topic_ends_when_the_partition_moves() -> None:
         await commit_many(fixture, groups=5)
         deletion = asyncio.ensure_future(fixture.service.topics_deleted({"t": ZERO_ID}))
         await asyncio.sleep(0)
-        fixture.service.resign(fixture.partition())
+        fixture.service.runtime.resign(fixture.partition())
         await asyncio.wait_for(deletion, 5)
         assert fixture.log.records(fixture.partition())[OFFSETS:] == []

@@ -69,7 +69,7 @@ async def test_a_rebalance_and_a_load_decode_no_subscription(monkeypatch: pytest
     async with CoordinatorFixture(log) as fixture:
         await join_all(fixture, subscription("t"), subscription("t"))
     async with CoordinatorFixture(log) as after:
-        assert len(after.service._shards[after.partition()].groups["g"].members) == 2
+        assert len(after.service.runtime.shards[after.partition()].machine.groups["g"].members) == 2
 
 
 async def test_a_deletion_of_offsets_decodes_the_subscriptions_in_slices() -> None:
@@ -127,7 +127,7 @@ async def test_a_deletion_of_offsets_fails_when_the_partition_moves_meanwhile() 
         deletion = asyncio.ensure_future(fixture.service.delete_offsets("g", (("unused", 0),)))
         for _ in range(20):
             await asyncio.sleep(0)
-        fixture.service.resign(fixture.partition())
+        fixture.service.runtime.resign(fixture.partition())
         assert (await deletion).error is ErrorCode.NOT_COORDINATOR
 
 

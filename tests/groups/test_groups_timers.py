@@ -9,7 +9,7 @@ from coordinator_fixture import ManualTime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.groups.timers import Timers
+from tidemill.coordinator_runtime.timers import Timers
 from tidemill.net.deadlines import FIRED_AT_ONCE_MAX
 
 

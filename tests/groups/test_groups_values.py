@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.groups.value_classes import Value
+from tidemill.coordinator_runtime.value_classes import Value
 
 
 class Point(Value):

@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tidemill.groups.coordinator_effects import GroupState, JoinResult, Reply, TimerKey, TimerKind
+from tidemill.coordinator_runtime.coordinator_effects import Reply
+from tidemill.groups.coordinator_effects import GroupState, JoinResult, TimerKey, TimerKind
 from tidemill.groups.group_metadata import GroupMetadata
 from tidemill.model.errors import ErrorCode
 

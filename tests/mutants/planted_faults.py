@@ -1787,21 +1787,21 @@ GROUPS: Final = (
     ),
     Fault(
         "uncommitted-groups-loaded",
-        "broker/offsets_topic.py",
+        "broker/coordinator_topic.py",
         "        await _wait_until_committed(found, end)\n",
         "",
         "A new coordinator serves groups after all the records that it has read are committed.",
     ),
     Fault(
         "failed-commit-returned-as-success",
-        "groups/group_coordinator_shard.py",
+        "coordinator_runtime/coordinator_shard.py",
         "        error = self._outcome(write)\n",
         "        self._outcome(write)\n        error = ErrorCode.NONE\n",
         "The response to an offset commit that was not written has an error.",
     ),
     Fault(
         "overdue-commit-returned-as-success",
-        "groups/group_coordinator_shard.py",
+        "coordinator_runtime/coordinator_shard.py",
         "self._send_error(effect, APPEND_ERRORS[ErrorCode.REQUEST_TIMED_OUT])\n",
         "self._send_error(effect, ErrorCode.NONE)\n",
         "The response to an offset commit that is not written in time has an error.",
@@ -1864,8 +1864,8 @@ GROUPS: Final = (
     ),
     Fault(
         "stale-group-cache",
-        "groups/group_coordinator.py",
-        "        del self._shards[partition]\n"
+        "coordinator_runtime/coordinator_runtime.py",
+        "        del self.shards[partition]\n"
         "        del self._by_number[shard.number]\n"
         "        shard.close()\n",
         "        pass\n",
@@ -1873,7 +1873,7 @@ GROUPS: Final = (
     ),
     Fault(
         "late-resignation-accepted",
-        "groups/group_coordinator.py",
+        "coordinator_runtime/coordinator_runtime.py",
         "        if shard is None or (epoch is not None and epoch < shard.epoch):\n",
         "        if shard is None:\n",
         "A resignation of a former epoch does not stop the current coordinator.",
@@ -1882,7 +1882,7 @@ GROUPS: Final = (
     ),
     Fault(
         "groups-read-to-high-watermark",
-        "broker/offsets_topic.py",
+        "broker/coordinator_topic.py",
         "        end = int(found.log.end_offset)\n",
         "        end = int(found.high_watermark)\n",
         "A new coordinator reads its log to the log end: acknowledged records may be above its high"

@@ -15,7 +15,7 @@ from test_leader_isolation import NODE, Stage
 
 from record_builders import build_batch
 from tidemill.broker.broker import Broker
-from tidemill.broker.offsets_topic import PartitionOffsetsLog
+from tidemill.broker.coordinator_topic import PartitionCoordinatorLog
 from tidemill.coordination.topic_image import OFFSETS_TOPIC
 from tidemill.log.log_config import LogConfig
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -35,7 +35,7 @@ class Coordinator(Stage):
         run_at_once(self.replicas.put_topic_in_slices(OFFSETS_TOPIC, b"o" * 16, True, [state], LogConfig()))
         broker: Any = Broker()
         broker.replica_manager, broker.clock = self.replicas, self.clock
-        self.offsets = PartitionOffsetsLog(broker)
+        self.offsets = PartitionCoordinatorLog(broker, OFFSETS_TOPIC)
         self.directory_failed = asyncio.Event()
         self.replicas.listener.directory_failed = self.directory_failed.set
         self.led: dict[str, bool] = {}

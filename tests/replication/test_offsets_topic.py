@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from replica_stage import FOLLOWER, LEADER, Broker
 
-from tidemill.broker import offsets_topic
-from tidemill.broker.offsets_topic import PartitionOffsetsLog
+from tidemill.broker import coordinator_topic
+from tidemill.broker.coordinator_topic import PartitionCoordinatorLog
+from tidemill.coordination.topic_image import OFFSETS_TOPIC
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError
 from tidemill.replication.partition import Partition
 
@@ -36,7 +37,7 @@ class Reading:
 
     async def read(self) -> None:
         stands_for: Any = SimpleNamespace(partition=lambda topic, index: self.partition)
-        async for _ in PartitionOffsetsLog(stands_for).read(0):
+        async for _ in PartitionCoordinatorLog(stands_for, OFFSETS_TOPIC).read(0):
             self.has_read.set()
 
     async def start(self) -> asyncio.Task[None]:
@@ -104,11 +105,11 @@ def test_a_cancelled_wait_reports_no_unhandled_exception() -> None:
 def test_a_waiting_coordinator_logs_the_cause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(offsets_topic, "COMMIT_WARNING_S", 0.0)
+    monkeypatch.setattr(coordinator_topic, "COMMIT_WARNING_S", 0.0)
     reported: asyncio.Queue[logging.LogRecord] = asyncio.Queue()
     handler = logging.Handler()
     handler.emit = reported.put_nowait  # type: ignore[method-assign]
-    logger = logging.getLogger("tidemill.groups")
+    logger = logging.getLogger("tidemill.coordinator")
     monkeypatch.setattr(logger, "handlers", [handler])
 
     async def story() -> logging.LogRecord:
@@ -120,6 +121,6 @@ def test_a_waiting_coordinator_logs_the_cause(
         return record
 
     assert asyncio.run(story()).getMessage() == (
-        "t-0: loading its groups waits for the commit of offsets 0 to 1: brokers [1] are in sync, and"
+        "t-0: loading it waits for the commit of offsets 0 to 1: brokers [1] are in sync, and"
         " min.insync.replicas is 2; start the brokers that are down"
     )

@@ -14,7 +14,7 @@ import pytest
 from broker_cluster import Brokers, produce, start_cluster, until
 
 from tidemill.client import Admin
-from tidemill.groups.coordinator_partition import partition_for
+from tidemill.coordinator_runtime.coordinator_partition import partition_for
 from tidemill.model.types import TopicPartition
 from tidemill.testing import Broker
 from tidemill.testing.zookeeper import ZooKeeper

@@ -16,31 +16,29 @@ from unittest import mock
 
 from log_inspection import records_of
 
-from tidemill.broker.offsets_topic import PartitionOffsetsLog
+from tidemill.broker.coordinator_topic import PartitionCoordinatorLog
 from tidemill.coordination.topic_image import OFFSETS_TOPIC
+from tidemill.coordinator_runtime.coordinator_effects import Append, Now, Reply, Waiter
+from tidemill.coordinator_runtime.coordinator_shard import CoordinatorShard
+from tidemill.coordinator_runtime.pending_writes import Write
+from tidemill.coordinator_runtime.timers import ShardTimer, ShardTimerKey
 from tidemill.groups.coordinator_effects import (
-    Append,
     AssignmentStored,
     CommitResult,
     Effect,
     GroupState,
     JoinResult,
-    Now,
     OffsetsStored,
-    Reply,
     StateChanged,
     SyncRequest,
     SyncResult,
     TimerKey,
     TimerKind,
-    Waiter,
 )
-from tidemill.groups.group_coordinator_shard import GroupCoordinatorShard
+from tidemill.groups.group_coordinator import GroupCoordinator, GroupShard
 from tidemill.groups.group_metadata import GroupMetadata
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
 from tidemill.groups.offset_records import CommittedOffset, GroupMetadataValue, OffsetRecord, decode_record
-from tidemill.groups.pending_writes import Write
-from tidemill.groups.timers import ShardTimer, ShardTimerKey
 from tidemill.model.errors import ErrorCode
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.record_reader import iter_records
@@ -50,13 +48,13 @@ if TYPE_CHECKING:
     from tidemill.replication.partition import Partition
     from tidemill.replication.replica_manager import ReplicaManager
 
-APPEND = PartitionOffsetsLog.append
+APPEND = PartitionCoordinatorLog.append
 FINISH, ACTIVATE, CLOSE = (
-    GroupCoordinatorShard._finish,
-    GroupCoordinatorShard.activate,
-    GroupCoordinatorShard.close,
+    CoordinatorShard._finish,
+    CoordinatorShard.activate,
+    CoordinatorShard.close,
 )
-TIMER_FIRED, TOPICS_DELETED = GroupCoordinatorShard.timer_fired, GroupCoordinatorShard.topics_deleted
+TIMER_FIRED, TOPICS_DELETED = CoordinatorShard.timer_fired, GroupCoordinator._topics_deleted
 TAKE_EFFECTS, OFFSETS, SYNC = (
     GroupMetadataManager.take_effects,
     GroupMetadataManager.offsets,
@@ -131,7 +129,7 @@ class Replayed:
 class Watched:
     """An active coordinator, and its expected state."""
 
-    def __init__(self, shard: GroupCoordinatorShard, partition: Partition) -> None:
+    def __init__(self, shard: GroupShard, partition: Partition) -> None:
         self.shard = shard
         self.partition = partition
         self.replayed = Replayed()
@@ -143,7 +141,7 @@ class Watched:
     @property
     def state_machine(self) -> GroupMetadataManager:
         """The coordinator."""
-        return self.shard._state_machine
+        return self.shard.machine
 
 
 class CoordinatorPromise:
@@ -152,7 +150,7 @@ class CoordinatorPromise:
     def __init__(self, broken: Callable[[str, str], None], excused: Callable[[str], bool]) -> None:
         self._broken = broken
         self._excused = excused
-        self._watched: dict[GroupCoordinatorShard, Watched] = {}
+        self._watched: dict[GroupShard, Watched] = {}
         self._by_state_machine: dict[GroupMetadataManager, Watched] = {}
         self._former: set[GroupMetadataManager] = set()
         """Coordinators that were closed: a request may still reach them."""
@@ -162,12 +160,12 @@ class CoordinatorPromise:
     def patches(self) -> list[Any]:
         """Returns the patches of the program by which the checker is notified."""
         return [
-            mock.patch.object(PartitionOffsetsLog, "append", lambda *of: self._append(*of)),
-            mock.patch.object(GroupCoordinatorShard, "_finish", lambda *of: self._finish(*of)),
-            mock.patch.object(GroupCoordinatorShard, "activate", lambda *of: self._activate(*of)),
-            mock.patch.object(GroupCoordinatorShard, "close", lambda *of: self._close(*of)),
-            mock.patch.object(GroupCoordinatorShard, "timer_fired", lambda *of: self._timer_fired(*of)),
-            mock.patch.object(GroupCoordinatorShard, "topics_deleted", lambda *of: self._topics_deleted(*of)),
+            mock.patch.object(PartitionCoordinatorLog, "append", lambda *of: self._append(*of)),
+            mock.patch.object(CoordinatorShard, "_finish", lambda *of: self._finish(*of)),
+            mock.patch.object(CoordinatorShard, "activate", lambda *of: self._activate(*of)),
+            mock.patch.object(CoordinatorShard, "close", lambda *of: self._close(*of)),
+            mock.patch.object(CoordinatorShard, "timer_fired", lambda *of: self._timer_fired(*of)),
+            mock.patch.object(GroupCoordinator, "_topics_deleted", lambda *of: self._topics_deleted(*of)),
             mock.patch.object(GroupMetadataManager, "take_effects", lambda *of: self._take_effects(*of)),
             mock.patch.object(GroupMetadataManager, "offsets", lambda *of: self._offsets(*of)),
             mock.patch.object(GroupMetadataManager, "sync", lambda *of: self._sync(*of)),
@@ -176,7 +174,7 @@ class CoordinatorPromise:
 
     def look(self, broker: str, service: GroupCoordinator, partitions: ReplicaManager) -> None:
         """A running broker coordinates the groups of the partitions that it leads."""
-        shards = service._shards
+        shards = service.runtime.shards
         if not shards and partitions.topics.by_name.get(OFFSETS_TOPIC.encode()) is None:
             return
         entry = partitions.topics.by_name.get(OFFSETS_TOPIC.encode())
@@ -194,7 +192,7 @@ class CoordinatorPromise:
 
     # -- the log
 
-    def _append(self, log: PartitionOffsetsLog, partition: int, batch: bytes) -> Any:
+    def _append(self, log: PartitionCoordinatorLog, partition: int, batch: bytes) -> Any:
         found = log._broker.replica_manager.find(OFFSETS_TOPIC, partition)
         before = int(found.log.end_offset) if found is not None else 0
         result = APPEND(log, partition, batch)
@@ -202,15 +200,15 @@ class CoordinatorPromise:
             self._ends[id(batch)] = (batch, int(found.log.end_offset))
         return result
 
-    def _activate(self, shard: GroupCoordinatorShard) -> None:
+    def _activate(self, shard: GroupShard) -> None:
         """A coordinator has loaded its log, and starts to respond."""
         log = shard._log
-        if isinstance(log, PartitionOffsetsLog):
+        if isinstance(log, PartitionCoordinatorLog):
             partition = log._broker.replica_manager.find(OFFSETS_TOPIC, shard.partition)
             if partition is not None and partition.is_leader and not partition.is_offline:
                 watched = Watched(shard, partition)
                 watched.replayed.take(records_of(partition))
-                self._watched[shard] = self._by_state_machine[shard._state_machine] = watched
+                self._watched[shard] = self._by_state_machine[shard.machine] = watched
                 self.check_loaded(watched)
         ACTIVATE(shard)
 
@@ -231,7 +229,7 @@ class CoordinatorPromise:
             elif value is not None and not _is_as_written(group, value):
                 self._tell(watched, f"has not loaded group {group_id} as its log has it: {value}")
 
-    def _finish(self, shard: GroupCoordinatorShard, write: Write) -> None:
+    def _finish(self, shard: GroupShard, write: Write) -> None:
         """A write has ended."""
         watched = self._watched.get(shard)
         batch, end = self._ends.pop(id(write.batch), (b"", -1))
@@ -251,11 +249,11 @@ class CoordinatorPromise:
             self._tell(watched, f"treats records up to {end} as written, and {mark} is committed")
         watched.replayed.take(batch)
 
-    def _close(self, shard: GroupCoordinatorShard) -> None:
+    def _close(self, shard: GroupShard) -> None:
         watched = self._watched.pop(shard, None)
         if watched is not None:
             del self._by_state_machine[watched.state_machine]
-        self._former.add(shard._state_machine)
+        self._former.add(shard.machine)
         CLOSE(shard)
 
     # -- what it shows and answers
@@ -386,7 +384,7 @@ class CoordinatorPromise:
 
     # -- what it knows
 
-    def _timer_fired(self, shard: GroupCoordinatorShard, key: ShardTimer | TimerKey) -> None:
+    def _timer_fired(self, shard: GroupShard, key: ShardTimer | TimerKey) -> None:
         TIMER_FIRED(shard, key)
         watched = self._watched.get(shard)
         if watched is not None and isinstance(key, TimerKey):
@@ -411,9 +409,11 @@ class CoordinatorPromise:
             if value.topic_id == topics[topic]
         ]
 
-    async def _topics_deleted(self, shard: GroupCoordinatorShard, topics: Mapping[str, bytes]) -> None:
+    async def _topics_deleted(
+        self, service: GroupCoordinator, shard: GroupShard, topics: Mapping[str, bytes]
+    ) -> None:
         was_active = shard.is_active
-        await TOPICS_DELETED(shard, topics)
+        await TOPICS_DELETED(service, shard, topics)
         watched = self._watched.get(shard)
         if watched is not None and was_active and shard.is_active:
             self._expect_gone(watched, topics)
@@ -484,7 +484,7 @@ class CoordinatorPromise:
             self._tell(watched, f"group {group_id} is {group.state.value}, and {problem}")
 
     @staticmethod
-    def _missing_timer(shard: GroupCoordinatorShard, group: GroupMetadata) -> str:
+    def _missing_timer(shard: GroupShard, group: GroupMetadata) -> str:
         """Returns the first missing timer."""
         timers, now_ms = shard._timers.current, shard.now().monotonic_ms
         for member in group.members.values():

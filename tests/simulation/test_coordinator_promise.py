@@ -15,9 +15,10 @@ from coordinator_promise import CoordinatorPromise
 from simulated_disk import SimulatedFiles
 from simulated_loop import SimulatedLoop
 
-from tidemill.broker import offsets_topic
-from tidemill.broker.offsets_topic import PartitionOffsetsLog
+from tidemill.broker import coordinator_topic
+from tidemill.broker.coordinator_topic import PartitionCoordinatorLog
 from tidemill.coordination.topic_image import OFFSETS_TOPIC
+from tidemill.coordinator_runtime.coordinator_effects import Waiter
 from tidemill.groups import membership, offset_commits, rebalance
 from tidemill.groups.coordinator_effects import (
     CommitRequest,
@@ -26,11 +27,9 @@ from tidemill.groups.coordinator_effects import (
     MemberProtocol,
     OffsetToCommit,
     SyncRequest,
-    Waiter,
 )
-from tidemill.groups.group_coordinator import GroupCoordinator
+from tidemill.groups.group_coordinator import GroupCoordinator, GroupShard
 from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
-from tidemill.groups.group_coordinator_shard import GroupCoordinatorShard
 from tidemill.groups.offset_records import CommittedOffset
 from tidemill.log.delayed_file_removal import DelayedFileRemoval
 from tidemill.log.log_config import LogConfig
@@ -122,8 +121,8 @@ class Coordinated:
             replica_manager=self.partitions, partition=lambda topic, index: self.led, clock=clock
         )
         self.service = GroupCoordinator(
-            offsets_log=PartitionOffsetsLog(cast(Any, broker)),
-            topic=cast(Any, SimpleNamespace(partition_count=lambda: 1)),
+            offsets_log=PartitionCoordinatorLog(cast(Any, broker), OFFSETS_TOPIC),
+            topic=cast(Any, SimpleNamespace(name=OFFSETS_TOPIC, partition_count=lambda: 1)),
             config=GroupCoordinatorConfig(
                 initial_rebalance_delay_ms=0, min_session_timeout_ms=1, unpacked_bytes_max=UNPACKED_BYTES_MAX
             ),
@@ -135,13 +134,13 @@ class Coordinated:
         return True
 
     @property
-    def shard(self) -> GroupCoordinatorShard:
-        return self.service._shards[0]
+    def shard(self) -> GroupShard:
+        return self.service.runtime.shards[0]
 
     async def load(self) -> None:
         """The broker becomes the coordinator, and has read its log."""
-        self.service.become_leader(0, 1)
-        await self.service.wait_loaded(5)
+        self.service.runtime.become_leader(0, 1)
+        await self.service.runtime.wait_loaded(5)
 
     async def commit(self, offset: int, topic_id: bytes = TOPIC_ID, topic: str = "t") -> ErrorCode:
         """A group without members commits an offset."""
@@ -197,7 +196,7 @@ async def test_a_coordinator_equal_to_its_log_breaks_no_promise() -> None:
         assert await committing is ErrorCode.NONE
         stage.led.waits = False
         assert stage.service.heartbeat("g", member, 1, None) is ErrorCode.NONE
-        stage.service.resign(0)
+        stage.service.runtime.resign(0)
         await stage.load()
         assert (await stage.service.fetch("simple"))[1]["t"][0].offset == 6
         await stage.service.topics_deleted({"t": TOPIC_ID})
@@ -209,7 +208,7 @@ async def test_a_coordinator_equal_to_its_log_breaks_no_promise() -> None:
 async def test_a_committed_offset_that_is_not_in_the_log_is_found() -> None:
     async with coordinated() as stage:
         await stage.commit(5)
-        stage.shard._state_machine.groups["simple"].offsets["t"][0] = CommittedOffset(6)
+        stage.shard.machine.groups["simple"].offsets["t"][0] = CommittedOffset(6)
         await stage.service.fetch("simple")
         assert "group simple" in stage.broken[0]
 
@@ -225,13 +224,13 @@ async def test_an_offset_commit_acknowledged_before_it_is_committed_is_found() -
 async def test_groups_served_before_their_log_is_committed_are_found() -> None:
     async with coordinated() as stage:
         await stage.commit(5)
-        stage.service.resign(0)
+        stage.service.runtime.resign(0)
         stage.led.high_watermark = 0
 
         async def is_not_awaited(*of: Any) -> None:
             return
 
-        with mock.patch.object(offsets_topic, "_wait_until_committed", is_not_awaited):
+        with mock.patch.object(coordinator_topic, "_wait_until_committed", is_not_awaited):
             await stage.load()
         assert "which is committed up to 0" in stage.broken[0]
 
@@ -240,7 +239,7 @@ async def test_an_incompletely_loaded_log_is_found() -> None:
     async with coordinated() as stage:
         await stage.commit(5)
         await stage.make_stable()
-        stage.service.resign(0)
+        stage.service.runtime.resign(0)
         read = stage.led.log.read
         ends_early = mock.patch.object(
             Led, "read", lambda self, offset, *of: None if offset else read(offset, 1, *of[1:])
@@ -264,7 +263,7 @@ async def test_groups_of_a_partition_that_another_broker_leads_are_found() -> No
 async def test_a_stable_group_that_differs_from_its_log_is_found(state: str, instance_id: str | None) -> None:
     async with coordinated() as stage:
         member = await stage.make_stable(instance_id)
-        group = stage.shard._state_machine.groups["g"]
+        group = stage.shard.machine.groups["g"]
         if state == "generation":
             group.generation += 1
         elif state == "leader":
@@ -307,7 +306,7 @@ async def test_an_assignment_of_another_generation_is_found() -> None:
 async def test_a_member_whose_session_never_ends_is_found() -> None:
     async with coordinated() as stage:
         member = await stage.make_stable()
-        stage.shard._state_machine.groups["g"].members[member].timer_ms = None
+        stage.shard.machine.groups["g"].members[member].timer_ms = None
         await stage.commit(1)
         assert "the session of" in stage.broken[0]
 
@@ -325,7 +324,7 @@ async def test_a_member_whose_session_never_ends_is_found() -> None:
 async def test_an_inconsistent_group_is_found(name: str, value: object, text: str) -> None:
     async with coordinated() as stage:
         await stage.make_stable()
-        setattr(stage.shard._state_machine.groups["g"], name, value)
+        setattr(stage.shard.machine.groups["g"], name, value)
         await stage.commit(1)
         assert any(text in one for one in stage.broken)
 
@@ -333,7 +332,7 @@ async def test_an_inconsistent_group_is_found(name: str, value: object, text: st
 async def test_a_member_that_waits_for_an_assignment_without_a_leader_is_found() -> None:
     async with coordinated() as stage:
         member = await stage.make_stable()
-        stage.shard._state_machine.groups["g"].members[member].syncing = Waiter(object())
+        stage.shard.machine.groups["g"].members[member].syncing = Waiter(object())
         await stage.commit(1)
         assert "wait for an assignment without a leader" in stage.broken[0]
 
@@ -341,35 +340,35 @@ async def test_a_member_that_waits_for_an_assignment_without_a_leader_is_found()
 async def test_a_heartbeat_without_effect_is_found() -> None:
     async with coordinated() as stage:
         member = await stage.make_stable()
-        stage.shard._state_machine.groups["g"].members[member].session_timeout_ms = 1_000
+        stage.shard.machine.groups["g"].members[member].session_timeout_ms = 1_000
         await stage.commit(1)
         assert "is longer than it asked for" in stage.broken.pop()
         with mock.patch.object(membership, "touch", return_value=None):
-            stage.shard._state_machine.groups["g"].members[member].session_timeout_ms = 20_000
+            stage.shard.machine.groups["g"].members[member].session_timeout_ms = 20_000
             stage.service.heartbeat("g", member, 1, None)
         assert "session timeout is unchanged" in stage.broken[0]
 
 
 async def test_a_coordinator_that_serves_unloaded_groups_is_found() -> None:
     async with coordinated() as stage:
-        stage.service.resign(0)
-        stage.service.become_leader(0, 2)
+        stage.service.runtime.resign(0)
+        stage.service.runtime.become_leader(0, 2)
         assert await stage.service.fetch("g") == (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, {})
         assert stage.broken == []
-        stage.shard._state_machine.offsets("g")
+        stage.shard.machine.offsets("g")
         assert "has not loaded its log" in stage.broken[0]
 
 
 async def test_a_member_that_did_not_join_a_generation_is_found() -> None:
     async with coordinated() as stage:
         first = await stage.make_stable()
-        stage.shard._state_machine.groups["g"].pending_joins.add("x")
+        stage.shard.machine.groups["g"].pending_joins.add("x")
         joining = asyncio.ensure_future(stage.service.join(JOIN.replace(client_id="two")))
         await asyncio.sleep(0)
-        group = stage.shard._state_machine.groups["g"]
+        group = stage.shard.machine.groups["g"]
         with mock.patch.object(rebalance, "drop_member", return_value=None):
-            rebalance.complete_join(group, stage.shard._state_machine._context(stage.shard.now()))
-            stage.shard._perform_effects()
+            rebalance.complete_join(group, stage.shard.machine._context(stage.shard.now()))
+            stage.shard.perform_effects()
         await joining
         assert first in stage.broken[0]
         assert "did not join" in stage.broken[0]

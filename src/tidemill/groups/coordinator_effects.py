@@ -1,33 +1,20 @@
-"""The events and effects of the groups' state machine, as plain values.
-
-The state machine (:class:`~tidemill.groups.group_metadata_manager.GroupMetadataManager`) never waits. A
-request without an immediate response leaves its *waiter*, an object that the state machine never reads:
-exactly one :class:`Reply` refers to it later. Effects are performed in the order in which they are emitted.
+"""The events and effects of the groups' state machine
+(:class:`~tidemill.groups.group_metadata_manager.GroupMetadataManager`), as plain values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import Enum
-from typing import NamedTuple, NewType, TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from tidemill.coordinator_runtime.coordinator_effects import Append, CancelTimer, Reply, SetTimer, Waiter
+from tidemill.coordinator_runtime.value_classes import Value
 from tidemill.groups.offset_records import OffsetsRecord
-from tidemill.groups.value_classes import Value
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import NO_LEADER_EPOCH, ZERO_ID
 
-Waiter = NewType("Waiter", object)
-"""The receiver of a response."""
-
 NO_GENERATION = -1
 NO_MEMBER = ""
-
-
-class Now(Value):
-    """The time of an event. Deadlines use monotonic time, records use wall time."""
-
-    monotonic_ms: int
-    wall_ms: int
 
 
 class MemberProtocol(Value):
@@ -164,6 +151,14 @@ Response: TypeAlias = (
 )
 
 
+class CoordinatorTimer(Enum):
+    """The timers of the group coordinator that belong to no group."""
+
+    EXPIRE_OFFSETS = "expire offsets"
+    REPORT_MOVES = "report moves"
+    """Ends the delay of responses to OffsetFetch requests for groups that moved."""
+
+
 class TimerKind(Enum):
     """The timers of a group."""
 
@@ -243,39 +238,6 @@ Continuation: TypeAlias = (
 )
 
 
-class Reply(Value):
-    """The only response to a waiter."""
-
-    waiter: Waiter
-    response: Response
-
-
-class SetTimer(Value):
-    """Calls back with ``key`` at ``deadline_ms`` (monotonic); replaces a timer of the same key."""
-
-    key: TimerKey
-    deadline_ms: int
-
-
-class CancelTimer(Value):
-    """Cancels the timer of ``key``, if it is set."""
-
-    key: TimerKey
-
-
-class Append(Value):
-    """Records for the log, in one batch where these are few; they are created when they are iterated.
-
-    Once they are committed, they are replayed if ``replay`` is set (a group's members are in memory already).
-    Then the state machine receives ``then``; when the write failed, it gets ``then`` with the error.
-    """
-
-    records: Iterable[OffsetsRecord]
-    """May be an iterator."""
-    then: Continuation
-    replay: bool
-
-
 class GroupState(Enum):
     """The states of a group, by their names in the protocol."""
 
@@ -297,7 +259,13 @@ class StateChanged(Value):
     reason: str
 
 
-Effect: TypeAlias = Reply | SetTimer | CancelTimer | Append | StateChanged
+Effect: TypeAlias = (
+    Reply[Response]
+    | SetTimer[TimerKey]
+    | CancelTimer[TimerKey]
+    | Append[OffsetsRecord, Continuation]
+    | StateChanged
+)
 
 
 class DescribedMember(Value):

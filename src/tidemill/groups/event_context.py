@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tidemill.coordinator_runtime.coordinator_effects import Append, CancelTimer, Now, Reply, SetTimer, Waiter
 from tidemill.groups.coordinator_effects import (
-    Append,
-    CancelTimer,
     Continuation,
     Effect,
-    Now,
-    Reply,
     Response,
-    SetTimer,
     StateChanged,
     TimerKey,
     TimerKind,
-    Waiter,
 )
 from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.group_metadata import GroupMetadata

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidemill.groups.value_classes import Value
+from tidemill.coordinator_runtime.value_classes import Value
 from tidemill.model.unpacked_limit import UNPACKED_KEY
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Generator, Iterable
 from typing import Final, TypeVar
 
-from tidemill.groups.coordinator_effects import GroupState, JoinedMember, MemberProtocol, Waiter
+from tidemill.coordinator_runtime.coordinator_effects import Waiter
+from tidemill.groups.coordinator_effects import GroupState, JoinedMember, MemberProtocol
 from tidemill.groups.offset_records import CommittedOffset, GroupMetadataValue, GroupRecord, MemberMetadata
 from tidemill.model.errors import ProtocolError, TidemillError
 from tidemill.model.transition_table import NONE, TransitionTable

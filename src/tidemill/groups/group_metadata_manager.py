@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
+from typing import Final
 
+from tidemill.coordinator_runtime.coordinator_effects import Now, Waiter
+from tidemill.coordinator_runtime.coordinator_shard import APPEND_ERRORS
 from tidemill.groups import membership, offset_commits
 from tidemill.groups.coordinator_effects import (
     AssignmentStored,
@@ -31,7 +34,6 @@ from tidemill.groups.coordinator_effects import (
     LeavingMember,
     ListedGroup,
     MemberProtocol,
-    Now,
     OffsetsRemoved,
     OffsetsStored,
     StaticMemberStored,
@@ -39,7 +41,6 @@ from tidemill.groups.coordinator_effects import (
     SyncResult,
     TimerKey,
     TimerKind,
-    Waiter,
 )
 from tidemill.groups.event_context import EventContext
 from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
@@ -57,6 +58,10 @@ from tidemill.groups.rebalance import (
 )
 from tidemill.model.errors import ErrorCode
 
+TOO_LARGE: Final = frozenset(
+    {ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE, ErrorCode.INVALID_FETCH_SIZE}
+)
+
 
 class GroupMetadataManager:
     """All groups of one partition of ``__consumer_offsets``."""
@@ -70,6 +75,9 @@ class GroupMetadataManager:
         """Returns the effects since the last call, in order; the caller performs them once."""
         effects, self._effects = self._effects, []
         return effects
+
+    def __str__(self) -> str:
+        return f"{len(self.groups)} groups"
 
     @property
     def has_effects(self) -> bool:
@@ -335,6 +343,12 @@ class GroupMetadataManager:
                 fail_waiting_requests(group, member, context, ErrorCode.NOT_COORDINATOR, member.member_id)
             context.change_state(group, UNLOAD, "the partition has another leader")
         self.groups.clear()
+
+    def client_error(self, done: Continuation, error: ErrorCode) -> ErrorCode:
+        """Returns the error for clients when the append before ``done`` failed with ``error``."""
+        if error in TOO_LARGE and isinstance(done, OffsetsStored):
+            return ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+        return APPEND_ERRORS.get(error, error)
 
     def appended(self, done: Continuation, error: ErrorCode, now: Now) -> None:
         """Called when records were committed (and replayed, where requested), or failed with ``error``."""

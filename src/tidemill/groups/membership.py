@@ -20,6 +20,7 @@ no rebalance starts.
 
 from __future__ import annotations
 
+from tidemill.coordinator_runtime.coordinator_effects import Waiter
 from tidemill.groups.coordinator_effects import (
     AssignmentStored,
     GroupState,
@@ -31,7 +32,6 @@ from tidemill.groups.coordinator_effects import (
     SyncRequest,
     SyncResult,
     TimerKind,
-    Waiter,
 )
 from tidemill.groups.event_context import EventContext
 from tidemill.groups.group_metadata import ASSIGN, GroupInvariantError, GroupMetadata, Member

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from tidemill.coordinator_runtime.coordinator_effects import Waiter
 from tidemill.groups.coordinator_effects import (
     CommitRequest,
     CommitResult,
@@ -27,7 +28,6 @@ from tidemill.groups.coordinator_effects import (
     OffsetsRemoved,
     OffsetsStored,
     OffsetToCommit,
-    Waiter,
 )
 from tidemill.groups.event_context import EventContext
 from tidemill.groups.group_metadata import CONSUMER_PROTOCOL, GroupMetadata

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterator
 
 from tidemill.coordination.topic_image import OFFSETS_TOPIC
-from tidemill.groups.coordinator_effects import Now
+from tidemill.coordinator_runtime.coordinator_effects import Now
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
 from tidemill.groups.offset_records import OffsetRecord, OffsetsRecord, decode_record
 from tidemill.model.errors import CorruptMessage, KafkaError

@@ -6,8 +6,8 @@ import sys
 from collections import OrderedDict
 from typing import Final
 
+from tidemill.coordinator_runtime.timers import ShardTimerKey
 from tidemill.groups.coordinator_effects import TimerKey
-from tidemill.groups.timers import ShardTimerKey
 
 PENDING_JOINS_BYTES_MAX: Final = 64 * 1024 * 1024
 """Enough for 25,000 members that join at the same time, each in a group of its own."""

@@ -26,7 +26,7 @@ from tidemill.coordination.coordination_store import (
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.nodes import ConsumerOffsetNode, is_group_name
 from tidemill.coordination.write_batches import in_pieces
-from tidemill.groups.value_classes import Value
+from tidemill.coordinator_runtime.value_classes import Value
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import NO_OFFSET, TopicPartition
 

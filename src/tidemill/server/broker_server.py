@@ -24,6 +24,7 @@ from tidemill.broker.broker import Broker
 from tidemill.broker.broker_links import BrokerLinks, inter_broker_listener
 from tidemill.broker.cleaner_process_client import CleanerProcess
 from tidemill.broker.conversion_workers import IDLE_S, ConversionWorkers
+from tidemill.broker.coordinator_topic import ClusterCoordinatorTopic, PartitionCoordinatorLog
 from tidemill.broker.down_conversion import DownConversion
 from tidemill.broker.dynamic_broker_config import DynamicBrokerConfig, effective_config, warn_overridden
 from tidemill.broker.fetch_handler import FetchHandler
@@ -35,7 +36,6 @@ from tidemill.broker.large_fetches import LargeFetches
 from tidemill.broker.log_cleaner import LogCleaner
 from tidemill.broker.log_configs import log_config
 from tidemill.broker.metadata_cache import Delta, MetadataCache
-from tidemill.broker.offsets_topic import ClusterOffsetsTopic, PartitionOffsetsLog
 from tidemill.broker.produce_handler import ProduceHandler
 from tidemill.broker.produce_validation import ProduceValidation
 from tidemill.controller.admin_manager import generate_broker_id
@@ -193,7 +193,7 @@ class BrokerServer:
             # The requests of the controller arrive through the listeners.
             self._listen()
         await self.lifecycle.wait_for_leader_and_isr()
-        await broker.group_coordinator.wait_loaded(GROUPS_LOAD_S)
+        await broker.group_coordinator.runtime.wait_loaded(GROUPS_LOAD_S)
         if self._stage < Stage.LISTENING:
             self._listen()
         self._stage = Stage.STARTED
@@ -281,7 +281,10 @@ class BrokerServer:
             lambda: claim_block(broker.store, broker.node_id, used)
         )
         broker.group_coordinator = GroupCoordinator.from_broker(
-            config, PartitionOffsetsLog(broker), ClusterOffsetsTopic(broker), broker.clock
+            config,
+            PartitionCoordinatorLog(broker, OFFSETS_TOPIC),
+            ClusterCoordinatorTopic(broker, OFFSETS_TOPIC, "offsets.topic.num.partitions"),
+            broker.clock,
         )
         broker.replica_manager.leadership_listeners.append(self._leadership_changed)
         self.deadlines = Deadlines(self.loop)
@@ -383,9 +386,11 @@ class BrokerServer:
         if partition.topic != OFFSETS_TOPIC:
             return
         if leads:
-            self.broker.group_coordinator.become_leader(int(partition.index), int(partition.leader_epoch))
+            self.broker.group_coordinator.runtime.become_leader(
+                int(partition.index), int(partition.leader_epoch)
+            )
         else:
-            self.broker.group_coordinator.resign(int(partition.index))
+            self.broker.group_coordinator.runtime.resign(int(partition.index))
 
     # Periodic tasks.
 

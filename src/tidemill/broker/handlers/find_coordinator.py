@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.handlers.common import external_text, shortened
-from tidemill.groups.coordinator_interfaces import CoordinatorEndpoint
+from tidemill.coordinator_runtime.coordinator_interfaces import CoordinatorEndpoint
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import find_coordinator as messages
@@ -71,7 +71,7 @@ async def _find(
     delayed_metadata = broker.cluster.delayed_metadata if broker.cluster is not None else None
     while True:
         try:
-            endpoint = await broker.group_coordinator.find_coordinator(key, context.listener.name)
+            endpoint = await broker.group_coordinator.runtime.find_coordinator(key, context.listener.name)
         except KafkaError as problem:
             return problem.code, external_text(problem), NO_ENDPOINT
         if delayed_metadata is None or endpoint.node_id not in delayed_metadata.suspected:

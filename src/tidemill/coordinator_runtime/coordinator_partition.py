@@ -1,6 +1,6 @@
-"""The partition of ``__consumer_offsets`` that stores a group. Compiled.
+"""The partition of a coordinator's topic that stores a group or a transactional id. Compiled.
 
-No result is cached: clients choose the group ids, also those of groups that do not exist.
+No result is cached: clients choose the ids, also those that do not exist.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def java_string_hash(text: str) -> int:
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
-def partition_for(group_id: str, partition_count: int) -> int:
-    """The group's partition: ``abs(hash) % partition_count``, where the smallest integer counts as 0."""
-    value = java_string_hash(group_id)
+def partition_for(key: str, partition_count: int) -> int:
+    """The partition of an id: ``abs(hash) % partition_count``, where the smallest integer counts as 0."""
+    value = java_string_hash(key)
     return (0 if value == -(1 << 31) else abs(value)) % partition_count

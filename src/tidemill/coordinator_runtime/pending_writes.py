@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from itertools import islice
+from typing import Any
 
-from tidemill.groups.coordinator_effects import Append
-from tidemill.groups.offset_records import OffsetsRecord
+from tidemill.coordinator_runtime.coordinator_effects import Append, CoordinatorRecord
 from tidemill.model.event_loop_slices import ITEMS_PER_SLICE
 from tidemill.records.builder import BatchBuilder
 
@@ -16,7 +16,7 @@ class Outgoing:
 
     __slots__ = ("_following", "_records", "effect")
 
-    def __init__(self, effect: Append) -> None:
+    def __init__(self, effect: Append[Any, Any]) -> None:
         self.effect = effect
         self._records = iter(effect.records)
         self._following = list(islice(self._records, 1))
@@ -26,7 +26,7 @@ class Outgoing:
         """Whether :meth:`take` returns further records."""
         return bool(self._following)
 
-    def take(self) -> list[OffsetsRecord]:
+    def take(self) -> list[CoordinatorRecord]:
         """Returns the next records, up to a slice."""
         taken = [*self._following, *islice(self._records, ITEMS_PER_SLICE - 1)]
         self._following = list(islice(self._records, 1))
@@ -42,9 +42,9 @@ class Write:
         self.builder = BatchBuilder()
         self.batch = b""
         """The result of the builder, once the append has begun."""
-        self.records: list[OffsetsRecord] = []
-        self.ending: list[Append] = []
-        self.continued: Append | None = None
+        self.records: list[CoordinatorRecord] = []
+        self.ending: list[Append[Any, Any]] = []
+        self.continued: Append[Any, Any] | None = None
         """The effect whose records continue in the next batch: it fails when this batch fails."""
         self.deadline_ms = deadline_ms
         self.responded = False

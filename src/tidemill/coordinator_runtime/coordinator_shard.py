@@ -1,9 +1,9 @@
-"""One partition of ``__consumer_offsets`` that this broker leads: its groups and its appends.
+"""One partition of a coordinator's topic that this broker leads: its state machine and its appends.
 
-The shard passes each event to the state machine of its groups, and performs the effects in the order in which
-they are emitted. Records of one turn of the event loop share as few batches as possible; many records are
-encoded, and replayed, in slices. Batches are appended in order, and their completions are handled in order,
-so that the replayed records match the log.
+The shard passes each event to the state machine, and performs the effects in the order in which they are
+emitted. Records of one turn of the event loop share as few batches as possible; many records are encoded, and
+replayed, in slices. Batches are appended in order, and their completions are handled in order, so that the
+replayed records match the log.
 """
 
 from __future__ import annotations
@@ -11,60 +11,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
-from tidemill.coordination.topic_image import OFFSETS_TOPIC
-from tidemill.groups.coordinator_effects import (
+from tidemill.coordinator_runtime.coordinator_effects import (
     Append,
     CancelTimer,
-    CommitRequest,
-    CommitResult,
-    DeleteGroupsResult,
-    DeleteOffsetsResult,
-    DescribedGroup,
-    Effect,
-    JoinRequest,
-    JoinResult,
-    LeaveResult,
-    LeavingMember,
-    ListedGroup,
+    CoordinatorRecord,
     Now,
-    OffsetsStored,
     Reply,
-    Response,
     SetTimer,
-    StateChanged,
-    SyncRequest,
-    SyncResult,
-    TimerKey,
-    TimerKind,
     Waiter,
 )
-from tidemill.groups.coordinator_interfaces import OffsetsLog
-from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
-from tidemill.groups.group_metadata import GroupInvariantError, GroupMetadata
-from tidemill.groups.group_metadata_manager import GroupMetadataManager
-from tidemill.groups.offset_records import CommittedOffset, OffsetsRecord
-from tidemill.groups.pending_joins import PendingJoins
-from tidemill.groups.pending_writes import Outgoing, Write
-from tidemill.groups.timers import CoordinatorTimerKey, ShardTimer, ShardTimerKey, Timers
+from tidemill.coordinator_runtime.coordinator_interfaces import CoordinatorLog
+from tidemill.coordinator_runtime.pending_writes import Outgoing, Write
+from tidemill.coordinator_runtime.timers import ShardTimer, ShardTimerKey, Timers
 from tidemill.model.backoff import Backoff
-from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.event_loop_slices import ITEMS_PER_SLICE, slices_by_weight
+from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
+from tidemill.model.event_loop_slices import ITEMS_PER_SLICE
 from tidemill.model.transition_table import NONE, TransitionTable
-
-if TYPE_CHECKING:
-    from tidemill.groups.offsets_loader import OffsetsLoader
-
-logger = logging.getLogger("tidemill.groups")
 
 LOAD_RETRY_S: Final = 1.0
 LOAD_RETRY_S_MAX: Final = 60.0
 """The pause before a failed load is repeated, at first and at most."""
-OFFSETS_PER_SLICE: Final = 2_000
-"""Offsets that an event may visit: about a microsecond for each."""
 BATCH_BYTES_MAX: Final = 512 * 1024
 """Records of several requests share a batch up to this size, well under the topic's max.message.bytes."""
 
@@ -81,9 +51,6 @@ APPEND_ERRORS: Final = {
     ErrorCode.INVALID_FETCH_SIZE: ErrorCode.UNKNOWN_SERVER_ERROR,
 }
 """The error codes for clients when the coordinator's own append fails; other codes are passed on."""
-TOO_LARGE: Final = frozenset(
-    {ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE, ErrorCode.INVALID_FETCH_SIZE}
-)
 
 
 LOADING: Final = 0
@@ -106,29 +73,127 @@ TRANSITIONS: Final = TransitionTable(
     ],
 )
 
-ResponseT = TypeVar("ResponseT", bound=Response)
+
+RecordT_contra = TypeVar("RecordT_contra", bound=CoordinatorRecord, contravariant=True)
+ThenT_contra = TypeVar("ThenT_contra", contravariant=True)
+KeyT_contra = TypeVar("KeyT_contra", contravariant=True)
+EffectT_co = TypeVar("EffectT_co", covariant=True)
 
 
-class GroupCoordinatorShard:
-    """The groups of one partition, with their log and timers.
+AnyAppend: TypeAlias = Append[Any, Any]
+ResponseT = TypeVar("ResponseT")
 
-    A request returns a future, which completes with its response.
+
+class CoordinatorInvariantError(TidemillError):
+    """A bug in a coordinator."""
+
+
+class StateMachine(Protocol[RecordT_contra, ThenT_contra, KeyT_contra, EffectT_co]):
+    """The state of one partition: records are replayed, events come in, effects go out.
+
+    Effects are :class:`Reply`, :class:`SetTimer`, :class:`CancelTimer`, :class:`Append`, and others that the
+    :class:`ShardListener` performs.
     """
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether :meth:`take_effects` would return effects."""
+        ...
+
+    def take_effects(self) -> Iterable[EffectT_co]:
+        """Returns the effects since the last call, in order; the caller performs them once."""
+        ...
+
+    def replay(self, record: RecordT_contra, now: Now) -> None:
+        """Takes over a committed record."""
+        ...
+
+    def loaded(self, now: Now) -> None:
+        """Called after the log was replayed to its end."""
+        ...
+
+    def unload(self, now: Now) -> None:
+        """Called when another broker leads the partition; waiting requests get NOT_COORDINATOR."""
+        ...
+
+    def timer_fired(self, key: KeyT_contra, now: Now) -> None:
+        """Handles the expiry of the timer ``key``."""
+        ...
+
+    def client_error(self, then: ThenT_contra, error: ErrorCode) -> ErrorCode:
+        """Returns the error for clients when the append before ``then`` failed with ``error``."""
+        ...
+
+    def appended(self, then: ThenT_contra, error: ErrorCode, now: Now) -> None:
+        """Called when records were committed (and replayed, where requested), or failed with ``error``."""
+        ...
+
+    def append_timed_out(self, then: ThenT_contra, error: ErrorCode, now: Now) -> None:
+        """Called when records are not committed in time: responds to the waiting request with ``error``.
+
+        The write continues. Its end calls :meth:`timed_out_append_ended` instead of :meth:`appended`.
+        """
+        ...
+
+    def timed_out_append_ended(self, then: ThenT_contra, error: ErrorCode, now: Now) -> None:
+        """Called when the write behind a timed-out append ended: committed and replayed, or failed."""
+        ...
+
+
+AnyStateMachine: TypeAlias = StateMachine[Any, Any, Any, Any]
+"""A state machine. The runtime passes its records, timers and continuations on, and does not read them."""
+MachineT = TypeVar("MachineT", bound=AnyStateMachine)
+
+
+class Loader(Protocol):
+    """Replays the log of a partition into its state machine."""
+
+    records: int
+    """The number of records that were replayed."""
+    offset: int
+    """The offset of the batch or record that was read last; -1 before the first one."""
+
+    def replay(self, data: bytes, now: Now) -> Iterator[None]:
+        """Replays the batches in ``data``; yields after each record, so that other tasks can run."""
+        ...
+
+
+class ShardListener(Protocol[MachineT]):
+    """The coordinator of the shards."""
+
+    def perform(self, shard: CoordinatorShard[MachineT], effect: Any) -> None:
+        """Performs an effect that only the coordinator knows."""
+        ...
+
+    def timer_set(self, key: ShardTimerKey) -> None:
+        """Called when the state machine has set a timer."""
+        ...
+
+    def timer_cancelled(self, key: ShardTimerKey) -> None:
+        """Called when the state machine has cancelled a timer, and when it has fired."""
+        ...
+
+
+class CoordinatorShard(Generic[MachineT]):
+    """The state machine of one partition, with its log and timers."""
 
     def __init__(
         self,
         *,
+        topic: str,
         partition: int,
         epoch: int,
-        config: GroupCoordinatorConfig,
-        offsets_log: OffsetsLog,
-        timers: Timers[CoordinatorTimerKey],
-        pending_joins: PendingJoins,
+        new_machine: Callable[[], MachineT],
+        log: CoordinatorLog,
+        append_timeout_ms: int,
+        timers: Timers[Hashable],
         wall_ms: Callable[[], int],
         number: int,
-        on_state_changed: Callable[[StateChanged], None],
-        on_replay_failed: Callable[[GroupCoordinatorShard], None],
+        listener: ShardListener[MachineT],
+        logger: logging.Logger,
+        on_replay_failed: Callable[[CoordinatorShard[MachineT]], None],
     ) -> None:
+        self.topic = topic
         self.partition = partition
         self.epoch = epoch
         self.state: int = LOADING
@@ -137,29 +202,28 @@ class GroupCoordinatorShard:
         self.load_backoff = Backoff(LOAD_RETRY_S, LOAD_RETRY_S_MAX)
         self.load_problem = ""
         """The text of the error that ended the last load; empty before the first error."""
-        self._config = config
-        self._state_machine = GroupMetadataManager(config)
-        self._log = offsets_log
+        self.machine = new_machine()
+        self._new_machine = new_machine
+        self._log = log
+        self._append_timeout_ms = append_timeout_ms
         self._timers = timers
-        self._pending_joins = pending_joins
         self._wall_ms = wall_ms
         self._append_timer = ShardTimerKey(number, ShardTimer.APPEND)
-        self._on_state_changed = on_state_changed
+        self._listener = listener
+        self._logger = logger
         self._on_replay_failed = on_replay_failed
-        """Called when committed records could not be replayed: the groups in memory differ from the log."""
+        """Called when committed records could not be replayed: the state in memory differs from the log."""
         self._outgoing: deque[Outgoing] = deque()
         self._writes: deque[Write] = deque()
         self._is_draining = False
         """Whether :meth:`_finish_writes` is scheduled."""
-        self._failed_append: tuple[Append, ErrorCode] | None = None
+        self._failed_append: tuple[AnyAppend, ErrorCode] | None = None
         """The latest append of several batches of which an earlier batch failed, with the error."""
         self._accepted = 0
         """The number of appends since the start."""
         self._ended = 0
         """The number of appends that were committed or failed."""
         self._flush_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self.topics_deleted_during_load: deque[Mapping[str, bytes]] = deque()
-        """The coordinator passes these to :meth:`topics_deleted` again once the log is loaded."""
 
     @property
     def is_active(self) -> bool:
@@ -175,110 +239,45 @@ class GroupCoordinatorShard:
         """The time of the current event."""
         return Now(monotonic_ms=self._timers.now_ms(), wall_ms=self._wall_ms())
 
-    @property
-    def groups(self) -> Mapping[str, GroupMetadata]:
-        """The groups by id, to be read at once."""
-        return self._state_machine.groups
-
-    # Requests.
-
-    def join(self, request: JoinRequest) -> asyncio.Future[JoinResult]:
-        """Adds a member; the response is sent when the generation is complete."""
-        return self._submit(partial(self._state_machine.join, request))
-
-    def sync(self, request: SyncRequest) -> asyncio.Future[SyncResult]:
-        """Requests a member's assignment."""
-        return self._submit(partial(self._state_machine.sync, request))
-
-    def heartbeat(self, group_id: str, member_id: str, generation: int, instance_id: str | None) -> ErrorCode:
-        """Restarts the member's session; returns REBALANCE_IN_PROGRESS if the member should rejoin."""
-        result = self._state_machine.heartbeat(group_id, member_id, generation, instance_id, self.now())
-        self._perform_effects()
-        return result
-
-    def leave(self, group_id: str, members: tuple[LeavingMember, ...]) -> asyncio.Future[LeaveResult]:
-        """Removes members."""
-        return self._submit(partial(self._state_machine.leave, group_id, members))
-
-    def commit(self, request: CommitRequest) -> asyncio.Future[CommitResult]:
-        """Commits offsets; the response is sent once they are in the log."""
-        return self._submit(partial(self._state_machine.commit, request))
-
-    def delete_offsets(
-        self, group_id: str, partitions: tuple[tuple[str, int], ...]
-    ) -> asyncio.Future[DeleteOffsetsResult]:
-        """Removes committed offsets."""
-        return self._submit(partial(self._state_machine.delete_offsets, group_id, partitions))
-
-    def delete_groups(self, group_ids: tuple[str, ...]) -> asyncio.Future[DeleteGroupsResult]:
-        """Removes groups without members."""
-        return self._submit(partial(self._state_machine.delete_groups, group_ids))
-
-    def offsets(self, group_id: str) -> dict[str, dict[int, CommittedOffset]]:
-        """Returns the group's committed offsets by topic and partition; the caller must not change them."""
-        return self._state_machine.offsets(group_id)
-
-    def describe(self, group_id: str) -> DescribedGroup:
-        """Describes the group for administrators."""
-        return self._state_machine.describe(group_id)
-
-    def list_groups(self) -> list[ListedGroup]:
-        """Returns all groups that are not being deleted."""
-        return self._state_machine.list_groups()
-
-    def group_slices(self) -> Iterator[Sequence[str]]:
-        """Yields the ids of all groups, in slices for an event that visits all their offsets."""
-
-        def weight(group_id: str) -> int:
-            group = self.groups.get(group_id)
-            return 1 if group is None else 1 + group.offset_count
-
-        return slices_by_weight(list(self.groups), weight, OFFSETS_PER_SLICE)
-
-    def expire(self, group_ids: Iterable[str]) -> int:
-        """Removes expired offsets, and empty groups without offsets; returns the number of tombstones."""
-        removed = self._state_machine.expire(group_ids, self.now())
-        self._perform_effects()
-        return removed
-
-    def _submit(self, handle: Callable[[Waiter, Now], None]) -> asyncio.Future[ResponseT]:
-        """Calls ``handle`` with a waiter, and performs its effects; returns the waiter."""
+    def submit(self, handle: Callable[[Waiter, Now], None]) -> asyncio.Future[ResponseT]:
+        """Calls ``handle`` with a waiter, and performs the effects; returns the waiter."""
         waiter: asyncio.Future[ResponseT] = asyncio.get_running_loop().create_future()
         handle(Waiter(waiter), self.now())
-        self._perform_effects()
+        self.perform_effects()
         return waiter
 
     # Effects.
 
-    def _perform_effects(self) -> None:
-        while self._state_machine.has_effects:
-            for effect in self._state_machine.take_effects():
+    def perform_effects(self) -> None:
+        """Performs the effects that the state machine has emitted."""
+        while self.machine.has_effects:
+            for effect in self.machine.take_effects():
                 try:
                     self._perform(effect)
                 except Exception:
                     # The effects of other requests follow.
-                    logger.exception(
-                        "%s-%d: an effect failed: %s", OFFSETS_TOPIC, self.partition, type(effect).__name__
+                    self._logger.exception(
+                        "%s-%d: an effect failed: %s", self.topic, self.partition, type(effect).__name__
                     )
 
-    def _perform(self, effect: Effect) -> None:
+    def _perform(self, effect: object) -> None:
         if isinstance(effect, Reply):
             _complete(effect.waiter, effect.response)
         elif isinstance(effect, SetTimer):
-            self._timers.set(ShardTimerKey(self.number, effect.key), effect.deadline_ms)
-            if effect.key.kind is TimerKind.PENDING_JOIN:
-                self._pending_joins.add(self.number, effect.key)
+            key = ShardTimerKey(self.number, effect.key)
+            self._timers.set(key, effect.deadline_ms)
+            self._listener.timer_set(key)
         elif isinstance(effect, CancelTimer):
             key = ShardTimerKey(self.number, effect.key)
             self._timers.cancel(key)
-            self._pending_joins.discard(key)
+            self._listener.timer_cancelled(key)
         elif isinstance(effect, Append):
             if not self._outgoing:
                 asyncio.get_running_loop().call_soon(self._flush)
             self._outgoing.append(Outgoing(effect))
             self._accepted += 1
         else:
-            self._on_state_changed(effect)
+            self._listener.perform(self, effect)
 
     # Appends.
 
@@ -292,7 +291,7 @@ class GroupCoordinatorShard:
             self._wake_flush_waiters()
             return
         now = self.now()
-        deadline_ms = now.monotonic_ms + self._config.offset_commit_timeout_ms
+        deadline_ms = now.monotonic_ms + self._append_timeout_ms
         write = Write(deadline_ms)
         remaining = ITEMS_PER_SLICE
         while self._outgoing and remaining > 0:
@@ -390,7 +389,7 @@ class GroupCoordinatorShard:
             self._failed_append = (write.continued, error)
         for effect in write.ending:
             if write.responded:
-                self._handle(partial(self._state_machine.timed_out_append_ended, effect.then, error, now))
+                self._handle(partial(self.machine.timed_out_append_ended, effect.then, error, now))
             elif self._failed_append is not None and self._failed_append[0] is effect:
                 self._end_append(effect, self._failed_append[1])
             else:
@@ -398,9 +397,9 @@ class GroupCoordinatorShard:
         if must_reload:
             self._on_replay_failed(self)
 
-    def _replay(self, records: list[OffsetsRecord], now: Now) -> None:
+    def _replay(self, records: list[CoordinatorRecord], now: Now) -> None:
         for record in records:
-            self._state_machine.replay(record, now)
+            self.machine.replay(record, now)
 
     def _handle(self, event: Callable[[], None]) -> bool:
         """Passes the outcome of a write to the state machine, and performs the effects.
@@ -410,10 +409,12 @@ class GroupCoordinatorShard:
         try:
             event()
         except Exception:
-            logger.exception("%s-%d: the outcome of a write was not handled", OFFSETS_TOPIC, self.partition)
+            self._logger.exception(
+                "%s-%d: the outcome of a write was not handled", self.topic, self.partition
+            )
             return False
         finally:
-            self._perform_effects()
+            self.perform_effects()
         return True
 
     def _outcome(self, write: Write) -> ErrorCode:
@@ -424,36 +425,34 @@ class GroupCoordinatorShard:
         if problem is None:
             return ErrorCode.NONE
         if isinstance(problem, KafkaError):
-            logger.warning(
-                "%s-%d: %d writes of groups and offsets failed: %s",
-                OFFSETS_TOPIC,
+            self._logger.warning(
+                "%s-%d: %d writes failed: %s",
+                self.topic,
                 self.partition,
                 len(write.ending),
                 problem,
             )
             return problem.code
-        logger.error("%s-%d: an append failed", OFFSETS_TOPIC, self.partition, exc_info=problem)
+        self._logger.error("%s-%d: an append failed", self.topic, self.partition, exc_info=problem)
         return ErrorCode.UNKNOWN_SERVER_ERROR
 
-    def _end_append(self, effect: Append, error: ErrorCode) -> None:
+    def _end_append(self, effect: AnyAppend, error: ErrorCode) -> None:
         """Passes the outcome of an append to the state machine, with an error code that clients handle."""
-        client_error = APPEND_ERRORS.get(error, error)
-        if error in TOO_LARGE and isinstance(effect.then, OffsetsStored):
-            client_error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
-        if not self._handle(partial(self._state_machine.appended, effect.then, client_error, self.now())):
+        client_error = self.machine.client_error(effect.then, error)
+        if not self._handle(partial(self.machine.appended, effect.then, client_error, self.now())):
             self._send_error(effect, ErrorCode.UNKNOWN_SERVER_ERROR)
 
-    def _send_error(self, effect: Append, error: ErrorCode) -> None:
+    def _send_error(self, effect: AnyAppend, error: ErrorCode) -> None:
         """Sends the error response for an append that is not in time, or whose outcome was not handled."""
-        self._handle(partial(self._state_machine.append_timed_out, effect.then, error, self.now()))
+        self._handle(partial(self.machine.append_timed_out, effect.then, error, self.now()))
 
-    def timer_fired(self, key: ShardTimer | TimerKey) -> None:
-        """Handles the expiry of a timer of a group, or of the timer of appends."""
-        if isinstance(key, TimerKey):
-            self._state_machine.timer_fired(key, self.now())
-            self._perform_effects()
-        else:
+    def timer_fired(self, key: Hashable) -> None:
+        """Handles the expiry of a timer of the state machine, or of the timer of appends."""
+        if key is ShardTimer.APPEND:
             self._time_out_appends()
+        else:
+            self.machine.timer_fired(key, self.now())
+            self.perform_effects()
 
     def _time_out_appends(self) -> None:
         """Sends error responses for records that are not committed in time; the writes continue."""
@@ -474,37 +473,23 @@ class GroupCoordinatorShard:
             self._flush_waiters.append((self._accepted, future))
             await future
 
-    def new_loader(self) -> OffsetsLoader:
-        """Drops all groups; returns a loader that replays the log into this shard."""
-        # Imported late: a broker without groups decodes no records.
-        from tidemill.groups.offsets_loader import OffsetsLoader
-
-        self._state_machine = GroupMetadataManager(self._config)
-        return OffsetsLoader(self._state_machine, self.partition, self._config.unpacked_bytes_max)
+    def reset(self) -> None:
+        """Drops the state, before the log is loaded into a new state machine."""
+        self.machine = self._new_machine()
 
     def activate(self) -> None:
         """Starts to handle requests, after the log was loaded."""
         self.state = TRANSITIONS.after(self.state, ACTIVATE)
         # Replayed records only cancel timers, and none is set yet.
-        self._state_machine.take_effects()
-        self._state_machine.loaded(self.now())
-        self._perform_effects()
-
-    async def topics_deleted(self, topics: Mapping[str, bytes]) -> None:
-        """Removes the offsets of deleted topics, given as a map of name to id, in slices."""
-        if self.state == LOADING:
-            self.topics_deleted_during_load.append(topics)
-            return
-        for group_ids in self.group_slices():
-            self._state_machine.topics_deleted(topics, group_ids, self.now())
-            self._perform_effects()
-            await asyncio.sleep(0)
+        self.machine.take_effects()
+        self.machine.loaded(self.now())
+        self.perform_effects()
 
     def close(self) -> None:
         """Fails all waiting requests with NOT_COORDINATOR: another broker leads the partition."""
         self.state = TRANSITIONS.after(self.state, CLOSE)
-        self._state_machine.unload(self.now())
-        self._perform_effects()
+        self.machine.unload(self.now())
+        self.perform_effects()
         for write in self._writes:
             if not write.responded:
                 write.responded = True
@@ -517,8 +502,8 @@ async def _raise(problem: Exception) -> None:
     raise problem
 
 
-def _complete(waiter: Waiter, response: Response) -> None:
+def _complete(waiter: Waiter, response: object) -> None:
     if not isinstance(waiter, asyncio.Future):
-        raise GroupInvariantError(f"the waiter {waiter!r} of a response is no future")
+        raise CoordinatorInvariantError(f"the waiter {waiter!r} of a response is no future")
     if not waiter.done():
         waiter.set_result(response)

@@ -1,15 +1,15 @@
-"""The interfaces that the group coordinator requires from the rest of the broker."""
+"""The interfaces between the coordinator runtime, the rest of the broker, and the state machines."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable
 from typing import Protocol
 
-from tidemill.groups.value_classes import Value
+from tidemill.coordinator_runtime.value_classes import Value
 
 
-class OffsetsLog(Protocol):
-    """The replicas of ``__consumer_offsets`` on this broker."""
+class CoordinatorLog(Protocol):
+    """The replicas of a coordinator's topic on this broker."""
 
     def append(self, partition: int, batch: bytes) -> Awaitable[None]:
         """Appends a v2 batch with ``acks=all``; returns once it is committed.
@@ -24,7 +24,7 @@ class OffsetsLog(Protocol):
 
         It reads up to the log end offset, not the high watermark: the previous leader may have acknowledged
         records beyond the new leader's high watermark. The iterator ends once all that was read is committed,
-        so that no client sees an offset that a later leader does not have. Raises
+        so that no client sees a state that a later leader does not have. Raises
         :class:`~tidemill.model.errors.KafkaError` when the partition gets another leader before that.
         """
         ...
@@ -38,8 +38,10 @@ class CoordinatorEndpoint(Value):
     port: int
 
 
-class OffsetsTopic(Protocol):
-    """``__consumer_offsets`` in the cluster's metadata."""
+class CoordinatorTopic(Protocol):
+    """A coordinator's topic in the cluster's metadata."""
+
+    name: str
 
     def partition_count(self) -> int:
         """The number of its partitions; the configured number while the topic does not exist."""

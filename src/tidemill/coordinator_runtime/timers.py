@@ -1,27 +1,18 @@
-"""Timers by key, which can be set again and cancelled, and the keys of the group coordinator."""
+"""Timers by key, which can be set again and cancelled, and the keys of shards."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from enum import Enum
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from tidemill.groups.coordinator_effects import TimerKey
 from tidemill.net.deadlines import Deadlines, DelayedOperation, Scheduler
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
-class CoordinatorTimer(Enum):
-    """The timers of the group coordinator."""
-
-    EXPIRE_OFFSETS = "expire offsets"
-    REPORT_MOVES = "report moves"
-    """Ends the delay of responses to OffsetFetch requests for groups that moved."""
-
-
 class ShardTimer(Enum):
-    """The timers of a shard that belong to no group."""
+    """The timers of a shard itself."""
 
     LOAD = "load"
     """Retries a failed load."""
@@ -30,14 +21,12 @@ class ShardTimer(Enum):
 
 
 class ShardTimerKey(NamedTuple):
-    """Identifies a timer of a shard, or of one of its groups."""
+    """Identifies a timer of a shard, or of its state machine."""
 
     shard: int
     """The number of the shard."""
-    timer: ShardTimer | TimerKey
-
-
-CoordinatorTimerKey: TypeAlias = CoordinatorTimer | ShardTimerKey
+    timer: Hashable
+    """A :class:`ShardTimer`, or a key of the state machine."""
 
 
 class _Timer(DelayedOperation, Generic[KeyT]):

@@ -1,4 +1,4 @@
-"""Access of the group coordinator to ``__consumer_offsets``: appends and reads, partition count, leaders."""
+"""Access of a coordinator to its topic: appends and reads, partition count, leaders."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import TYPE_CHECKING
 
 from tidemill.broker.auto_topic_creation import create_missing_topics
-from tidemill.coordination.topic_image import OFFSETS_TOPIC
-from tidemill.groups.coordinator_interfaces import CoordinatorEndpoint
+from tidemill.coordinator_runtime.coordinator_interfaces import CoordinatorEndpoint
 from tidemill.log.errors import StorageErrors
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from tidemill.coordination.topic_image import TopicImage
     from tidemill.replication.partition import Partition
 
-logger = logging.getLogger("tidemill.groups")
+logger = logging.getLogger("tidemill.coordinator")
 
 READ_BYTES = 256 * 1024
 """The size of one read while a partition is loaded."""
@@ -34,11 +33,12 @@ COMMIT_WARNING_S = 5.0
 from a new leader within a second."""
 
 
-class PartitionOffsetsLog:
-    """The partitions of ``__consumer_offsets`` that this broker leads."""
+class PartitionCoordinatorLog:
+    """The partitions of a coordinator's topic that this broker leads."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, topic: str) -> None:
         self._broker = broker
+        self._topic = topic
 
     def append(self, partition: int, batch: bytes) -> Awaitable[None]:
         """Appends a batch of the coordinator. The result is done once the batch is committed.
@@ -47,7 +47,7 @@ class PartitionOffsetsLog:
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
-            found = self._broker.partition(OFFSETS_TOPIC, partition)
+            found = self._broker.partition(self._topic, partition)
             with _reporting_storage_errors(found):
                 parsed = parse_batch(batch, 0, len(batch))
                 result = found.append(parsed, ACKS_ALL, self._broker.clock.wall_ms())
@@ -67,7 +67,7 @@ class PartitionOffsetsLog:
         It reads up to the log end: a new leader may have acknowledged records above its high watermark.
         Raises KafkaError, after an error of the disk with KAFKA_STORAGE_ERROR.
         """
-        found = self._broker.partition(OFFSETS_TOPIC, partition)
+        found = self._broker.partition(self._topic, partition)
         offset = int(found.log.start_offset)
         end = int(found.log.end_offset)
         loop = asyncio.get_running_loop()
@@ -114,7 +114,7 @@ async def _wait_until_committed(partition: Partition, end_offset: int) -> None:
         raise
     if not done:
         logger.warning(
-            "%s-%d: loading its groups waits for the commit of offsets %d to %d: brokers %s are in sync, and"
+            "%s-%d: loading it waits for the commit of offsets %d to %d: brokers %s are in sync, and"
             " min.insync.replicas is %d; start the brokers that are down",
             partition.topic,
             partition.index,
@@ -144,29 +144,31 @@ def _whole_batches(data: bytes, offset: int) -> tuple[bytes, int]:
     return data[:position], offset
 
 
-class ClusterOffsetsTopic:
-    """The topic in the metadata of the cluster.
+class ClusterCoordinatorTopic:
+    """A coordinator's topic in the metadata of the cluster.
 
     The partition count is the one in the first metadata that this broker received: another count would map
-    groups to partitions without their offsets. The controller refuses to change it, but other programs may
+    ids to partitions without their records. The controller refuses to change it, but other programs may
     write to ZooKeeper. Source: Apache Kafka, whose group coordinator reads the count at its start.
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, name: str, partitions_key: str) -> None:
+        self.name = name
         self._broker = broker
+        self._partitions_key = partitions_key
         self._topic_id = ZERO_ID
         self._partition_count = 0
         self._reported_count = 0
         broker.metadata_cache.on_change(self._image_changed)
 
     async def _image_changed(self, delta: Delta) -> None:
-        self._count(delta.image.topics.get(OFFSETS_TOPIC))
+        self._count(delta.image.topics.get(self.name))
 
     def partition_count(self) -> int:
         """Returns the partition count; before the topic exists, the configured one."""
-        topic = self._broker.metadata_cache.topic(OFFSETS_TOPIC)
+        topic = self._broker.metadata_cache.topic(self.name)
         self._count(topic)
-        return self._partition_count or self._broker.config.int("offsets.topic.num.partitions")
+        return self._partition_count or self._broker.config.int(self._partitions_key)
 
     def _count(self, topic: TopicImage | None) -> None:
         if topic is None:
@@ -179,19 +181,19 @@ class ClusterOffsetsTopic:
         if count not in (self._partition_count, self._reported_count):
             self._reported_count = count
             logger.error(
-                "%s has %d partitions now, and had %d: the offsets of groups are in the former partitions,"
+                "%s has %d partitions now, and had %d: the records are in the former partitions,"
                 " which this broker uses until its restart. Before that, stop all brokers and remove the"
                 " others from /brokers/topics/%s in ZooKeeper.",
-                OFFSETS_TOPIC,
+                self.name,
                 count,
                 self._partition_count,
-                OFFSETS_TOPIC,
+                self.name,
             )
 
     def leader(self, partition: int, listener: str) -> CoordinatorEndpoint | None:
         """Returns the endpoint of the leader on ``listener``; None if it is unknown."""
         metadata = self._broker.metadata_cache
-        topic = metadata.topic(OFFSETS_TOPIC)
+        topic = metadata.topic(self.name)
         image = topic.partition(partition) if topic else None
         broker = metadata.brokers.get(image.leader) if image else None
         endpoint = broker.endpoints.get(listener) if broker else None
@@ -201,7 +203,7 @@ class ClusterOffsetsTopic:
 
     async def ensure(self) -> None:
         """Creates the topic if it does not exist. Raises KafkaError."""
-        if OFFSETS_TOPIC not in self._broker.metadata_cache.topics:
-            made = await create_missing_topics(self._broker, [OFFSETS_TOPIC])
+        if self.name not in self._broker.metadata_cache.topics:
+            made = await create_missing_topics(self._broker, [self.name])
             for error in made.errors.values():
                 raise error

@@ -1,0 +1,73 @@
+"""The events and effects of a coordinator's state machine, as plain values.
+
+The state machine never waits. A request without an immediate response leaves its *waiter*, an object that the
+state machine never reads: exactly one :class:`Reply` refers to it later. Effects are performed in the order
+in which they are emitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Generic, NewType, Protocol, TypeVar
+
+from tidemill.coordinator_runtime.value_classes import Value
+
+Waiter = NewType("Waiter", object)
+"""The receiver of a response."""
+
+ResponseT = TypeVar("ResponseT")
+RecordT = TypeVar("RecordT")
+ThenT = TypeVar("ThenT")
+KeyT = TypeVar("KeyT", bound=Hashable)
+
+
+class Now(Value):
+    """The time of an event. Deadlines use monotonic time, records use wall time."""
+
+    monotonic_ms: int
+    wall_ms: int
+
+
+class CoordinatorRecord(Protocol):
+    """A record of the coordinator's topic."""
+
+    def key_bytes(self) -> bytes:
+        """Returns the key."""
+        ...
+
+    def value_bytes(self) -> bytes | None:
+        """Returns the value; None for a tombstone."""
+        ...
+
+
+class Reply(Value, Generic[ResponseT]):
+    """The only response to a waiter."""
+
+    waiter: Waiter
+    response: ResponseT
+
+
+class SetTimer(Value, Generic[KeyT]):
+    """Calls back with ``key`` at ``deadline_ms`` (monotonic); replaces a timer of the same key."""
+
+    key: KeyT
+    deadline_ms: int
+
+
+class CancelTimer(Value, Generic[KeyT]):
+    """Cancels the timer of ``key``, if it is set."""
+
+    key: KeyT
+
+
+class Append(Value, Generic[RecordT, ThenT]):
+    """Records for the log, in one batch where these are few; they are created when they are iterated.
+
+    Once they are committed, they are replayed if ``replay`` is set (some state is in memory already). Then
+    the state machine receives ``then``; when the write failed, it gets ``then`` with the error.
+    """
+
+    records: Iterable[RecordT]
+    """May be an iterator."""
+    then: ThenT
+    replay: bool

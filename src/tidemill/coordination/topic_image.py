@@ -14,7 +14,9 @@ from tidemill.model.types import NO_BROKER
 
 OFFSETS_TOPIC = "__consumer_offsets"
 """Stores the committed offsets of groups."""
-INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, "__transaction_state", "__share_group_state"})
+TRANSACTION_TOPIC = "__transaction_state"
+"""Stores the state of transactions."""
+INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, TRANSACTION_TOPIC, "__share_group_state"})
 """Topics that the brokers use internally."""
 
 TopicKey = tuple[str, bytes]

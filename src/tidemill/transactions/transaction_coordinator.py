@@ -1,0 +1,277 @@
+"""The transaction coordinator of a broker: the transactional ids of all partitions of ``__transaction_state``
+that it leads.
+
+Request handlers call :class:`TransactionCoordinator`. Idle transactional ids cost no CPU time: transactions
+that time out, and ids that expire, are searched for from time to time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Hashable
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from tidemill.coordinator_runtime.coordinator_interfaces import CoordinatorLog, CoordinatorTopic
+from tidemill.coordinator_runtime.coordinator_runtime import CoordinatorRuntime
+from tidemill.coordinator_runtime.coordinator_shard import CoordinatorShard, Loader
+from tidemill.coordinator_runtime.timers import ShardTimerKey
+from tidemill.coordinator_runtime.value_classes import Value
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.event_loop_slices import ITEMS_PER_SLICE, slices_of
+from tidemill.model.system_interfaces import Clock
+from tidemill.model.types import TopicPartition
+from tidemill.net.deadlines import Scheduler
+from tidemill.transactions.coordinator_effects import (
+    AddPartitionsRequest,
+    AddPartitionsResult,
+    AllocateProducerId,
+    EndTransactionRequest,
+    InitProducerIdRequest,
+    ListedTransaction,
+    ProducerIdAndEpoch,
+    ProducerResult,
+    SendMarkers,
+    TransactionEnded,
+    TransactionMarker,
+)
+from tidemill.transactions.producer_id_manager import ProducerIdManager
+from tidemill.transactions.transaction_marker_channel_manager import (
+    MarkerDestinations,
+    PartitionMarker,
+    TransactionMarkerChannelManager,
+)
+from tidemill.transactions.transaction_metadata import TransactionMetadata
+from tidemill.transactions.transaction_state_manager import TransactionStateManager
+
+if TYPE_CHECKING:
+    from tidemill.model.configs import BrokerConfig
+
+logger = logging.getLogger("tidemill.transactions")
+
+TransactionShard: TypeAlias = CoordinatorShard[TransactionStateManager]
+"""A partition of ``__transaction_state``."""
+
+APPEND_TIMEOUT_MS: Final = 5_000
+"""After this time the response to a request is COORDINATOR_NOT_AVAILABLE; the append goes on."""
+
+
+class TransactionConfig(Value):
+    """The settings of the broker configuration that the coordinator reads. Times in milliseconds."""
+
+    unpacked_bytes_max: int
+    max_timeout_ms: int = 900_000
+    id_expiration_ms: int = 604_800_000
+    abort_interval_ms: int = 10_000
+    expire_interval_ms: int = 3_600_000
+
+    @classmethod
+    def from_broker(cls, config: BrokerConfig) -> TransactionConfig:
+        """Reads the keys of a broker configuration."""
+        from tidemill.model.unpacked_limit import UNPACKED_KEY
+
+        return cls(
+            unpacked_bytes_max=config.int(UNPACKED_KEY),
+            max_timeout_ms=config.int("transaction.max.timeout.ms"),
+            id_expiration_ms=config.int("transactional.id.expiration.ms"),
+            abort_interval_ms=config.int("transaction.abort.timed.out.transaction.cleanup.interval.ms"),
+            expire_interval_ms=config.int("transaction.remove.expired.transaction.cleanup.interval.ms"),
+        )
+
+
+class TransactionTask(Enum):
+    """The periodic tasks of the coordinator."""
+
+    ABORT_TIMED_OUT = "abort timed-out transactions"
+    EXPIRE_IDS = "remove expired transactional ids"
+
+
+class TransactionCoordinator:
+    """All transactional ids that this broker coordinates."""
+
+    def __init__(
+        self,
+        *,
+        log: CoordinatorLog,
+        topic: CoordinatorTopic,
+        config: TransactionConfig,
+        producer_ids: ProducerIdManager,
+        destinations: MarkerDestinations,
+        transaction_version: Callable[[], int],
+        clock: Clock,
+        scheduler: Scheduler | None = None,
+    ) -> None:
+        self.config = config
+        self.commits = 0
+        """Transactions committed since the start, for the metrics."""
+        self.aborts = 0
+        self._producer_ids = producer_ids
+        self._transaction_version = transaction_version
+        self.runtime = CoordinatorRuntime[TransactionStateManager](
+            coordinator=self,
+            log=log,
+            topic=topic,
+            append_timeout_ms=APPEND_TIMEOUT_MS,
+            clock=clock,
+            scheduler=scheduler,
+            logger=logger,
+        )
+        self.markers = TransactionMarkerChannelManager(destinations, self.runtime.tasks)
+
+    def start(self) -> None:
+        """Starts the periodic tasks."""
+        self._schedule(TransactionTask.ABORT_TIMED_OUT, self.config.abort_interval_ms)
+        self._schedule(TransactionTask.EXPIRE_IDS, self.config.expire_interval_ms)
+
+    def _schedule(self, task: TransactionTask, interval_ms: int) -> None:
+        self.runtime.timers.set(task, self.runtime.timers.now_ms() + interval_ms)
+
+    # Calls of the runtime.
+
+    def new_machine(self) -> TransactionStateManager:
+        """Returns a state machine without transactional ids."""
+        return TransactionStateManager(self._transaction_version, self.config.id_expiration_ms)
+
+    def loader(self, shard: TransactionShard) -> Loader:
+        """Returns the loader for the state machine of ``shard``."""
+        # Imported late: a broker without transactions decodes no records.
+        from tidemill.transactions.transaction_loader import TransactionLoader
+
+        return TransactionLoader(shard.machine, shard.partition, self.config.unpacked_bytes_max)
+
+    async def loaded(self, shard: TransactionShard) -> None:
+        """Nothing is left to do after a load."""
+
+    def perform(
+        self, shard: TransactionShard, effect: AllocateProducerId | SendMarkers | TransactionEnded
+    ) -> None:
+        """Allocates a producer id, sends markers, or counts a transaction that ended."""
+        if isinstance(effect, AllocateProducerId):
+            self.runtime.tasks.start(self._allocate_producer_id(shard, effect.transactional_id))
+        elif isinstance(effect, SendMarkers):
+            self._send_markers(shard, effect)
+        elif effect.is_commit:
+            self.commits += 1
+        else:
+            self.aborts += 1
+
+    def timer_set(self, key: ShardTimerKey) -> None:
+        """Timers of transactional ids need no account: there is one for each at most."""
+
+    def timer_cancelled(self, key: ShardTimerKey) -> None:
+        """As :meth:`timer_set`."""
+
+    def timer_fired(self, key: Hashable) -> None:
+        """Runs a periodic task."""
+        if key is TransactionTask.ABORT_TIMED_OUT:
+            self._schedule(TransactionTask.ABORT_TIMED_OUT, self.config.abort_interval_ms)
+            for shard in list(self.runtime.shards.values()):
+                if shard.is_active:
+                    shard.machine.abort_timed_out(shard.now())
+                    shard.perform_effects()
+        else:
+            self._schedule(TransactionTask.EXPIRE_IDS, self.config.expire_interval_ms)
+            self.runtime.tasks.start(self.expire())
+
+    async def expire(self) -> None:
+        """Removes transactional ids that were not used for long, in slices."""
+        for shard in list(self.runtime.shards.values()):
+            removed = 0
+            for names in slices_of(list(shard.machine.transactions), ITEMS_PER_SLICE):
+                if not shard.is_active:
+                    break
+                removed += shard.machine.expire(names, shard.now())
+                shard.perform_effects()
+                await asyncio.sleep(0)
+            if removed:
+                logger.info(
+                    "%s-%d: %d expired transactional ids removed", shard.topic, shard.partition, removed
+                )
+
+    async def _allocate_producer_id(self, shard: TransactionShard, name: str) -> None:
+        try:
+            producer_id = await self._producer_ids.next()
+        except KafkaError as problem:
+            shard.machine.producer_id_refused(name, problem.code)
+        else:
+            shard.machine.producer_id_allocated(name, producer_id, shard.now())
+        shard.perform_effects()
+
+    def _send_markers(self, shard: TransactionShard, effect: SendMarkers) -> None:
+        def written(marker: TransactionMarker, where: TopicPartition) -> None:
+            if shard.is_active:
+                shard.machine.marker_written(marker.transactional_id, marker.producer, where, shard.now())
+                shard.perform_effects()
+
+        self.markers.send(
+            [
+                PartitionMarker(effect.marker, where, shard.epoch, written, lambda: shard.is_active)
+                for where in effect.partitions
+            ]
+        )
+
+    # Calls of the request handlers.
+
+    def _find(self, name: str) -> tuple[TransactionShard | None, ErrorCode]:
+        return self.runtime.find(name) if name else (None, ErrorCode.INVALID_REQUEST)
+
+    async def init_producer_id(self, request: InitProducerIdRequest) -> ProducerResult:
+        """Begins a producer: returns its id and epoch. Older producers of the transactional id are fenced."""
+        if not 0 < request.timeout_ms <= self.config.max_timeout_ms:
+            return ProducerResult(error=ErrorCode.INVALID_TRANSACTION_TIMEOUT)
+        shard, error = self._find(request.transactional_id)
+        if shard is None:
+            return ProducerResult(error=error)
+        response: asyncio.Future[ProducerResult] = shard.submit(
+            partial(shard.machine.init_producer_id, request)
+        )
+        return await response
+
+    async def add_partitions(self, request: AddPartitionsRequest) -> ErrorCode:
+        """Adds partitions to a transaction; returns once they are in the log."""
+        shard, error = self._find(request.transactional_id)
+        if shard is None:
+            return error
+        response: asyncio.Future[AddPartitionsResult] = shard.submit(
+            partial(shard.machine.add_partitions, request)
+        )
+        return (await response).error
+
+    def verify_partitions(
+        self, name: str, producer: ProducerIdAndEpoch, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, ErrorCode]:
+        """Returns for each partition whether it is in the transaction; else TRANSACTION_ABORTABLE."""
+        shard, error = self._find(name)
+        if shard is None:
+            return dict.fromkeys(partitions, error)
+        return shard.machine.verify_partitions(name, producer, partitions)
+
+    async def end_transaction(self, request: EndTransactionRequest) -> ProducerResult:
+        """Commits or aborts a transaction; returns once the decision is in the log."""
+        shard, error = self._find(request.transactional_id)
+        if shard is None:
+            return ProducerResult(error=error)
+        response: asyncio.Future[ProducerResult] = shard.submit(
+            partial(shard.machine.end_transaction, request)
+        )
+        return await response
+
+    def describe(self, name: str) -> TransactionMetadata | ErrorCode:
+        """Returns the state of a transactional id, or the error that prevents it."""
+        shard, error = self._find(name)
+        if shard is None:
+            return error
+        return shard.machine.transactions.get(name, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
+
+    def list_transactions(self) -> tuple[ErrorCode, list[ListedTransaction]]:
+        """Returns the transactional ids of this broker, with an error while some are being loaded."""
+        found: list[ListedTransaction] = []
+        error = ErrorCode.NONE
+        for shard in self.runtime.shards.values():
+            if shard.is_active:
+                found.extend(shard.machine.list_transactions())
+            else:
+                error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        return error, found

@@ -18,9 +18,9 @@ from tidemill.log.log import Log
 from tidemill.log.partition_transactions import PartitionTransactions
 from tidemill.log.system_files import SystemFiles
 from tidemill.log.transaction_index import Aborted, damage, decode_all, encode_all, write_index
-from tidemill.model.errors import CorruptMessage, StorageError
-from tidemill.records.batch import parse_batch
-from tidemill.records.builder import build_end_marker
+from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, StorageError
+from tidemill.records.batch import Batch, parse_batch
+from tidemill.records.builder import BatchBuilder, build_end_marker
 from tidemill.records.end_transaction_marker import (
     ABORT,
     COMMIT,
@@ -418,6 +418,75 @@ def test_transaction_changes_at_an_unchanged_high_watermark_update_the_last_stab
     assert state.first_unstable(high_watermark) == 20
     state.clear()
     assert state.first_unstable(high_watermark) == -1
+
+
+FENCING = [
+    # epoch and coordinator epoch of the marker, has_new_epoch, is the transaction open: the error
+    (4, 7, False, True, ErrorCode.INVALID_PRODUCER_EPOCH),
+    (5, 6, False, True, ErrorCode.TRANSACTION_COORDINATOR_FENCED),
+    (5, 6, False, False, ErrorCode.TRANSACTION_COORDINATOR_FENCED),
+    (5, 7, False, True, None),
+    (5, 8, False, True, None),
+    (6, 7, False, True, None),
+    (5, 7, True, True, ErrorCode.INVALID_PRODUCER_EPOCH),
+    (5, 7, True, False, None),
+    (6, 7, True, True, None),
+]
+
+
+@pytest.mark.parametrize(("epoch", "coordinator", "has_new_epoch", "is_open", "error"), FENCING)
+def test_markers_of_former_producers_and_coordinators_are_refused(
+    log_of: MakeLog, epoch: int, coordinator: int, has_new_epoch: bool, is_open: bool, error: ErrorCode | None
+) -> None:
+    log = log_of()
+    put(log, 7, epoch=5)
+    log.append_marker(True, 7, 5, 7, False, 0, NOW)
+    if is_open:
+        put(log, 7, epoch=5)
+    before = log.end_offset
+    if error is None:
+        log.append_marker(True, 7, epoch, coordinator, has_new_epoch, 0, NOW)
+        assert log.end_offset == before + 1
+        assert log.last_stable_offset(log.end_offset) == log.end_offset
+    else:
+        with pytest.raises(KafkaError) as refused:
+            log.append_marker(True, 7, epoch, coordinator, has_new_epoch, 0, NOW)
+        assert refused.value.code is error
+        assert log.end_offset == before
+
+
+def test_a_batch_outside_of_the_transaction_of_its_producer_is_refused(log_of: MakeLog) -> None:
+    log = log_of()
+    put(log, 7)
+    outside = batch_outside_of_transactions(7)
+    with pytest.raises(KafkaError) as refused:
+        log.append(outside, 0, NOW)
+    assert refused.value.code is ErrorCode.INVALID_TXN_STATE
+    end(log, 7)
+    log.append(outside, 0, NOW)
+
+
+def batch_outside_of_transactions(producer: int) -> Batch:
+    """Returns the second batch of a producer."""
+    builder = BatchBuilder()
+    builder.append(NOW, None, b"x")
+    data = builder.build(producer, 0, 1)
+    return parse_batch(data, 0, len(data))
+
+
+def test_a_marker_voids_the_verifications_before_it(log_of: MakeLog) -> None:
+    log = log_of()
+    state = log.producer_state
+    first, second = state.begin_verification(7), state.begin_verification(7)
+    other = state.begin_verification(8)
+    assert first is second
+    assert state.end_verification(7, first)
+    log.append_marker(False, 7, 0, 0, False, 0, NOW)
+    later = state.begin_verification(7)
+    assert not state.end_verification(7, second)
+    assert state.end_verification(7, later)
+    assert state.end_verification(8, other)
+    assert not state._guards, "refused verifications of strangers take no memory"
 
 
 @pytest.mark.parametrize(

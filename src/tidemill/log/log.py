@@ -60,7 +60,7 @@ from tidemill.records.batch import (
     parse_batch,
     whole_batch_size,
 )
-from tidemill.records.builder import assemble, stamp_append_time
+from tidemill.records.builder import assemble, build_end_marker, stamp_append_time
 from tidemill.records.end_transaction_marker import EndTransactionMarker, read_marker
 from tidemill.records.legacy_formats import Entry, parse_entry
 from tidemill.records.message_set import MessageSet
@@ -237,6 +237,27 @@ class Log:
         if batch.producer_id >= 0:
             self.producer_state.apply(batch, marker, base_offset, timestamp, now_ms)
         return AppendResult(base_offset, last_offset, append_time, self.start_offset, False)
+
+    def append_marker(
+        self,
+        is_commit: bool,
+        producer_id: i64,
+        producer_epoch: i64,
+        coordinator_epoch: i64,
+        has_new_epoch: bool,
+        leader_epoch: i64,
+        now_ms: i64,
+    ) -> AppendResult:
+        """Appends the marker that ends a producer's transaction.
+
+        ``has_new_epoch``: whether the marker has the epoch after that of its transaction (KIP-890). Raises
+        the errors of :meth:`ProducerStateManager.check_marker` and of :meth:`append`.
+        """
+        if self._truncation is not None:
+            self.finish_truncation()
+        self.producer_state.check_marker(producer_id, producer_epoch, coordinator_epoch, has_new_epoch)
+        data = build_end_marker(is_commit, now_ms, producer_id, producer_epoch, coordinator_epoch)
+        return self.append(parse_batch(data, 0, len(data)), leader_epoch, now_ms)
 
     def _set_end(self, offset: i64) -> None:
         """Sets the log end offset, up to which the producer state is then applied."""

@@ -170,6 +170,17 @@ class ProducerEntry:
         self.last_timestamp = timestamp
 
 
+class VerificationGuard:
+    """A question to the transaction coordinator: does it know the transaction of a producer?
+
+    Its answer is void once a marker has followed: it may have been about the transaction that the marker has
+    ended (KIP-890). Batches of the producer that wait at the same time share the guard.
+    """
+
+    def __init__(self) -> None:
+        self.uses: i64 = 0
+
+
 class ProducerStateManager:
     """The producers of one partition. ``end_offset`` is the offset up to which the log was applied."""
 
@@ -179,6 +190,8 @@ class ProducerStateManager:
         self.transactions = PartitionTransactions()
         self.end_offset: i64 = 0
         self.snapshot_offset: i64 = -1
+        self._guards: dict[int, VerificationGuard] = {}
+        """The verifications that have begun, by producer id. They are not in a snapshot."""
 
     def check(self, batch: Batch) -> KeptBatch | None:
         """The kept batch that ``batch`` duplicates; None if ``batch`` may be appended.
@@ -186,7 +199,8 @@ class ProducerStateManager:
         Raises KafkaError: INVALID_PRODUCER_EPOCH for a fenced producer, OUT_OF_ORDER_SEQUENCE_NUMBER for a
         batch that does not follow the last one. A producer that the partition does not know (it is new, or
         was removed by retention or expiry) may begin with any sequence, as in Kafka, which does not return
-        UNKNOWN_PRODUCER_ID any more.
+        UNKNOWN_PRODUCER_ID any more. INVALID_TXN_STATE for a batch outside of a transaction, while a
+        transaction of its producer is open.
         """
         entry = self.entries.get(batch.producer_id)
         if entry is None:
@@ -195,6 +209,12 @@ class ProducerStateManager:
         if duplicate is not None:
             return duplicate
         epoch: i64 = batch.producer_epoch
+        if entry.transaction_first_offset >= 0 and batch.attributes & TRANSACTIONAL_FLAG == 0:
+            raise KafkaError(
+                f"producer {batch.producer_id} of {self.name} has a transaction, and sent a batch that does"
+                " not belong to it: send records outside of transactions with another producer",
+                ErrorCode.INVALID_TXN_STATE,
+            )
         if epoch < entry.epoch:
             raise KafkaError(
                 f"producer {batch.producer_id} of {self.name} has epoch {epoch}, but "
@@ -218,6 +238,52 @@ class ProducerStateManager:
                 ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
             )
         return None
+
+    def check_marker(self, producer_id: i64, epoch: i64, coordinator_epoch: i64, has_new_epoch: bool) -> None:
+        """Raises KafkaError unless a marker with these epochs may be appended.
+
+        INVALID_PRODUCER_EPOCH for a marker of a fenced producer. With ``has_new_epoch``, the marker has the
+        epoch after that of its transaction (KIP-890): a transaction of the same epoch is a later one.
+        TRANSACTION_COORDINATOR_FENCED for a marker of a coordinator that has a successor.
+        """
+        entry = self.entries.get(producer_id)
+        if entry is None:
+            return
+        is_late = has_new_epoch and epoch == entry.epoch and entry.transaction_first_offset >= 0
+        if epoch < entry.epoch or is_late:
+            raise KafkaError(
+                f"the marker of producer {producer_id} of {self.name} has epoch {epoch}, but a later"
+                f" transaction has epoch {entry.epoch}",
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+            )
+        if coordinator_epoch < entry.coordinator_epoch:
+            raise KafkaError(
+                f"the marker of producer {producer_id} of {self.name} is from a coordinator with epoch"
+                f" {coordinator_epoch}, but a later coordinator has epoch {entry.coordinator_epoch}",
+                ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+            )
+
+    def has_transaction(self, producer_id: i64, epoch: i64) -> bool:
+        """Whether a transaction of the producer with this epoch is open."""
+        entry = self.entries.get(producer_id)
+        return entry is not None and entry.transaction_first_offset >= 0 and entry.epoch == epoch
+
+    def begin_verification(self, producer_id: i64) -> VerificationGuard:
+        """Returns the guard of a batch that would begin a transaction of the producer."""
+        guard = self._guards.get(producer_id)
+        if guard is None:
+            guard = VerificationGuard()
+            self._guards[producer_id] = guard
+        guard.uses += 1
+        return guard
+
+    def end_verification(self, producer_id: i64, guard: VerificationGuard) -> bool:
+        """Ends the use of ``guard``. Returns whether it is still valid: no marker has followed."""
+        is_valid = self._guards.get(producer_id) is guard
+        guard.uses -= 1
+        if is_valid and guard.uses == 0:
+            del self._guards[producer_id]
+        return is_valid
 
     def next_sequence(self, producer_id: i64, epoch: i64) -> i64:
         """The expected sequence of a producer's next batch; -1 if any is valid."""
@@ -250,6 +316,7 @@ class ProducerStateManager:
             entry = ProducerEntry(producer_id, batch.producer_epoch)
             self.entries[producer_id] = entry
         if marker is not None:
+            self._guards.pop(producer_id, None)
             self._end_transaction(entry, batch.producer_epoch, marker, base_offset, timestamp)
             return
         delta: i64 = batch.last_offset_delta

@@ -36,8 +36,10 @@ VERSION: Final = 0
 KEY_BYTES_MIN: Final = 2 + 2
 VALUE_BYTES_MIN: Final = 2 + 4
 
+MARKER_BATCH_BYTES: Final = 78
+"""The size of the batch of a marker."""
 MARKER_BATCH_BYTES_MAX: Final = 1024
-"""The batch of a marker has 78 bytes; a larger control batch is not a marker."""
+"""A larger control batch is not a marker."""
 
 
 class EndTransactionMarker:

@@ -23,6 +23,7 @@ from tidemill.model.system_interfaces import File
 from tidemill.model.types import NO_OFFSET
 from tidemill.records.batch import Batch
 from tidemill.records.batch_validation import RecordLimits
+from tidemill.records.end_transaction_marker import MARKER_BATCH_BYTES
 from tidemill.records.message_set import MessageSet
 from tidemill.replication.delayed_operations import DelayedOperations, OffsetWaiter, WatchedPartition
 from tidemill.replication.follower_replicas import NO_BROKER_EPOCH, FollowerReplicas
@@ -474,6 +475,32 @@ class Partition(WatchedPartition):
             size -= before
         self.messages_in += messages.record_count
         self._appended(size)
+        return result
+
+    def append_marker(
+        self,
+        is_commit: bool,
+        producer_id: i64,
+        producer_epoch: i64,
+        coordinator_epoch: i64,
+        has_new_epoch: bool,
+        now_ms: i64,
+    ) -> AppendResult:
+        """Appends the marker of a transaction as the leader, with ``acks=all``.
+
+        Raises the errors of :meth:`append` and of :meth:`Log.append_marker`.
+        """
+        self._check_appendable(-1)
+        result = self.log.append_marker(
+            is_commit,
+            producer_id,
+            producer_epoch,
+            coordinator_epoch,
+            has_new_epoch,
+            self.leader_epoch,
+            now_ms,
+        )
+        self._appended(MARKER_BATCH_BYTES)
         return result
 
     def _check_appendable(self, acks: i32) -> None:

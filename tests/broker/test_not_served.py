@@ -27,7 +27,6 @@ from tidemill.net import peer as connections
 from tidemill.wire.apis import API, ApiKey, request_class, response_class
 from tidemill.wire.codec import decode, encode
 from tidemill.wire.header import decode_response, encode_request
-from tidemill.wire.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
 from tidemill.wire.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
@@ -96,7 +95,7 @@ async def test_apache_kafka_refuses_with_the_same_responses() -> None:
 
 def test_the_table_has_all_apis_that_are_not_served() -> None:
     from_kafka_4 = {(key, version) for key, version in REFUSED if key not in range(4, 8)}
-    dropped = {(27, 0), (38, 0), (39, 0), (40, 0), (41, 0), (56, 0), (56, 1)}
+    dropped = {(38, 0), (39, 0), (40, 0), (41, 0), (56, 0), (56, 1)}
     assert {(line["key"], line["version"]) for line in LINES} == from_kafka_4 - dropped
     assert max(API) == KAFKA_4_3_LAST
 
@@ -136,7 +135,7 @@ async def test_an_unserved_request_gets_a_response_and_its_connection_stays_open
     ("key", "version", "text"),
     [
         (ApiKey.DESCRIBE_QUORUM, 2, "as with ZooKeeper: there is no Raft quorum"),
-        (ApiKey.LIST_TRANSACTIONS, 2, None),
+        (ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, 0, None),
         (
             ApiKey.SHARE_GROUP_HEARTBEAT,
             1,
@@ -155,8 +154,8 @@ def test_a_refusal_has_a_reason(key: int, version: int, text: str | None) -> Non
 
 def test_every_unserved_api_has_a_reason() -> None:
     assert set(not_served.REASONS) == set(API) - set(APIS)
-    assert not_served.reason(APIS[ApiKey.INIT_PRODUCER_ID], ApiKey.INIT_PRODUCER_ID, 6) == (
-        "InitProducerId 6 is not served here: versions 0 to 5 are"
+    assert not_served.reason(APIS[ApiKey.STOP_REPLICA], ApiKey.STOP_REPLICA, 2) == (
+        "StopReplica 2 is not served here: versions 3 to 4 are"
     )
 
 
@@ -168,9 +167,9 @@ async def frame_of(peer: Peer) -> bytes:
 async def test_a_large_unserved_request_does_not_delay_others(tmp_path: Path) -> None:
     async with served(tmp_path) as (server, _):
         peer, other = await Peer.of(server), await Peer.of(server)
-        topic = AddPartitionsToTxnTopic(name="t", partitions=list(range(99_000)))
-        large = AddPartitionsToTxnRequest(v3_and_below_transactional_id="x", v3_and_below_topics=[topic])
-        peer.send(ApiKey.ADD_PARTITIONS_TO_TXN, 3, large)
+        users = [ScramCredentialDeletion(name=f"user-{number}", mechanism=1) for number in range(33_000)]
+        large = AlterUserScramCredentialsRequest(deletions=users)
+        peer.send(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, large)
         longest = 0.0
         refused = asyncio.create_task(frame_of(peer))
         while not refused.done():
@@ -178,10 +177,10 @@ async def test_a_large_unserved_request_does_not_delay_others(tmp_path: Path) ->
             other.send(ApiKey.API_VERSIONS, 0, ApiVersionsRequest())
             await other.answer(ApiKey.API_VERSIONS, 0)
             longest = max(longest, asyncio.get_running_loop().time() - began)
-        _, answer = decode_response(ApiKey.ADD_PARTITIONS_TO_TXN, 3, await refused)
-        (result,) = answer.results_by_topic_v3_and_below  # type: ignore[attr-defined]
-        assert len(result.results_by_partition) == 99_000
-        assert {one.partition_error_code for one in result.results_by_partition} == {35}
+        _, answer = decode_response(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, await refused)
+        results = answer.results  # type: ignore[attr-defined]
+        assert len(results) == 33_000
+        assert {one.error_code for one in results} == {35}
         assert longest < 0.5
         await peer.close()
         await other.close()
@@ -221,8 +220,8 @@ async def test_a_version_outside_of_the_known_range_closes_the_connection(tmp_pa
 
 async def test_a_malformed_unserved_request_closes_the_connection(tmp_path: Path) -> None:
     async with served(tmp_path) as (server, _):
-        topics = [AddPartitionsToTxnTopic(name="t", partitions=[1, 2])]
-        whole = encode_request(24, 3, 7, "c", AddPartitionsToTxnRequest(v3_and_below_topics=topics))
+        users = [ScramCredentialDeletion(name="a", mechanism=1)]
+        whole = encode_request(51, 0, 7, "c", AlterUserScramCredentialsRequest(deletions=users))
         for cut in (1, 5, 12):
             peer = await Peer.of(server)
             peer.writer.write(struct.pack(">i", len(whole) - 4 - cut) + whole[4:-cut])
@@ -300,7 +299,7 @@ async def test_a_feature_that_cannot_change_is_refused_with_invalid_update_versi
         peer, key = await Peer.of(server), ApiKey.UPDATE_FEATURES
         for version in range(3):
             for name, level in (
-                ("transaction.version", 2),
+                ("transaction.version", 3),
                 ("group.version", 1),
                 ("group.version", -1),
                 ("metadata.version", 30),

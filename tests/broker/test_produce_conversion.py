@@ -98,9 +98,9 @@ class Stage:
 
     async def prepare(self, *partitions: ValidatedPartition) -> PreparedRequest:
         """Prepares a request with ``partitions``."""
-        request = ProduceRequest(2, 1, 1, 1000, False, [])
+        request = ProduceRequest(2, 1, 1, 1000, False, [], None)
         reply = self.connection.respond_later()
-        admitted = AdmittedRequest(self.connection, reply, request, 0, list(partitions))
+        admitted = AdmittedRequest(self.connection, reply, request, 0, list(partitions), [])
         prepared = await self.slow.prepare(self.handler, admitted, list(partitions))
         reply.complete([])
         return prepared

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
-from paths_bench import Bench, Client, batch, bench_in, parts_of, values_of
+from paths_bench import Bench, Client, batch, bench_in, parts_of, produce_request, values_of
 
 from default_limits import iter_records
+from tidemill.broker.add_partitions_to_txn_manager import AddPartitionsToTxnManager, PartitionErrors
 from tidemill.broker.produce_codec import PartitionRecords
 from tidemill.broker.rejected_batches import REJECTION_MS, REJECTIONS_MAX, RejectedBatches
 from tidemill.log.errors import DiskFull
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.transaction_types import ProducerIdAndEpoch
+from tidemill.model.types import TopicPartition
 from tidemill.records.batch import SEQUENCE_MAX, Batch, parse_batch
+from tidemill.wire.apis import ApiKey
+
+if TYPE_CHECKING:
+    from tidemill.broker.broker import Broker
 
 NOT_ENOUGH = (ErrorCode.NOT_ENOUGH_REPLICAS, -1)
 OUT_OF_ORDER = (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
@@ -167,6 +176,55 @@ def test_a_rejection_does_not_affect_other_producers_and_partitions(bench: Bench
         client.produce(VERSION, parts)
         (part,) = client.produced(VERSION)
         assert part.error_code == 0
+
+
+class Coordinator(AddPartitionsToTxnManager):
+    """A coordinator that answers a question about a transaction with ``error``."""
+
+    def __init__(self) -> None:
+        config = SimpleNamespace(bool=lambda key: True)
+        super().__init__(cast("Broker", SimpleNamespace(config=config)), None)
+        self.error = ErrorCode.NONE
+
+    async def add_or_verify(
+        self, name: str, producer: ProducerIdAndEpoch, partitions: Collection[TopicPartition], adds: bool
+    ) -> PartitionErrors:
+        return dict.fromkeys(partitions, self.error)
+
+
+@pytest.mark.parametrize(
+    ("version", "error", "refusal"),
+    [
+        (11, ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.NOT_ENOUGH_REPLICAS),
+        (12, ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.CONCURRENT_TRANSACTIONS),
+        (12, ErrorCode.NOT_COORDINATOR, ErrorCode.NOT_ENOUGH_REPLICAS),
+        # The coordinator does not know the topic of another batch of the request yet.
+        (12, ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.NOT_ENOUGH_REPLICAS),
+    ],
+)
+def test_batches_behind_an_unverified_one_are_not_stored_before_it(
+    bench: Bench, version: int, error: ErrorCode, refusal: ErrorCode
+) -> None:
+    """The coordinator may answer for the second batch of a transaction, and not for the first."""
+    coordinator = Coordinator()
+    bench.preparation._verify = coordinator.verify
+    client = bench.client()
+
+    def write(sequence: int) -> int:
+        data = batch(
+            b"%d" % sequence, producer_id=7, producer_epoch=0, base_sequence=sequence, transactional=True
+        )
+        request = produce_request(version, {("t", 0): data})
+        request.transactional_id = "x"
+        client.send(ApiKey.PRODUCE, version, request)
+        return int(client.produced(version)[0].error_code)
+
+    coordinator.error = error
+    assert write(0) == refusal
+    coordinator.error = ErrorCode.NONE
+    assert write(1) == refusal
+    assert [write(0), write(1)] == [0, 0]
+    assert stored(bench) == [b"0", b"1"]
 
 
 def test_sequences_wrap_around(bench: Bench) -> None:

@@ -19,6 +19,7 @@ from tidemill.coordination.nodes import (
     ControllerNode,
     DeleteTopicNode,
     Endpoint,
+    FeatureNode,
     LeaderIsrAndControllerEpoch,
     LogDirEventNode,
     PartitionListNode,
@@ -220,6 +221,14 @@ def test_encodes_small_nodes_like_kafka() -> None:
     assert same_json(LogDirEventNode.encode(2), '{"version":1,"broker":2,"event":1}')
     assert LogDirEventNode.decode(LogDirEventNode.encode(2)) == 2
     assert DeleteTopicNode.path("t") == "/admin/delete_topics/t"
+
+
+def test_a_feature_level_of_0_is_left_out_as_kafka_does_not_start_with_it() -> None:
+    data = FeatureNode.encode({"group.version": 0, "transaction.version": 2})
+    assert same_json(data, '{"version":2,"status":1,"features":{"transaction.version":2}}')
+    assert same_json(FeatureNode.encode({"transaction.version": 0}), '{"version":2,"status":1,"features":{}}')
+    first = b'{"version":1,"status":1,"features":{"a":{"min_version_level":1,"max_version_level":3}}}'
+    assert FeatureNode.decode(first) == {"a": 3}
 
 
 def test_config_nodes_of_users_are_percent_encoded() -> None:

@@ -20,7 +20,9 @@ from tidemill.groups.group_coordinator import GroupCoordinator
 from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.offset_records import OffsetsRecord, decode_record
 from tidemill.model.system_interfaces import Clock
+from tidemill.model.transaction_types import MarkerToWrite
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
+from tidemill.records.builder import build_end_marker
 
 PARTITIONS = 4
 
@@ -102,6 +104,11 @@ class MemoryLog:
             raise self.errors.pop(0)
         self.batches.setdefault(partition, []).append(batch)
         await self.gate.wait()
+
+    async def append_marker(self, partition: int, marker: MarkerToWrite) -> None:
+        producer_id, epoch = marker.producer
+        batch = build_end_marker(marker.is_commit, 0, producer_id, epoch, marker.coordinator_epoch)
+        await self.append(partition, batch)
 
     async def read(self, partition: int) -> AsyncIterator[bytes]:
         self.reads += 1

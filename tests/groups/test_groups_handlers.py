@@ -12,12 +12,16 @@ import pytest
 from coordinator_fixture import CoordinatorFixture, commit
 
 from tidemill.broker.api_registry import APIS
+from tidemill.broker.large_requests import RequestSlices
 from tidemill.broker.metadata_cache import MetadataCache
 from tidemill.broker.request_context import ANONYMOUS, RequestContext
 from tidemill.coordination.cluster_image import ClusterImage
 from tidemill.coordination.embedded_store import EmbeddedStore
 from tidemill.coordination.topic_image import PartitionImage, TopicImage
+from tidemill.coordinator_runtime.coordinator_effects import TransactionProducer
+from tidemill.groups.coordinator_effects import CommitRequest, OffsetToCommit
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.transaction_types import MarkerToWrite, ProducerIdAndEpoch
 from tidemill.net.peer import Listener, Peer
 from tidemill.wire.apis import ApiKey, request_class, response_class
 from tidemill.wire.codec import decode, encode
@@ -164,7 +168,6 @@ async def test_find_coordinator_is_handled_in_every_version(version: int) -> Non
 @pytest.mark.parametrize(
     ("kind", "error", "text"),
     [
-        (1, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions"),
         (2, ErrorCode.INVALID_REQUEST, "coordinator type 2 does not exist"),
     ],
 )
@@ -570,3 +573,54 @@ async def test_rejects_and_logs_too_many_protocols_or_assignments(
     assert "1001 protocols: at most 1000" in first
     assert len(first) < 300
     assert "10001 assignments: at most 10000" in second
+
+
+PRODUCER = ProducerIdAndEpoch(1, 0)
+
+
+async def begin_transaction(fixture: HandlerFixture, *partitions: int) -> None:
+    """Commits offset 5 of partitions in a transaction."""
+    transaction = TransactionProducer(producer=PRODUCER, check=lambda: None)
+    offsets = tuple(OffsetToCommit(topic="t", partition=one, offset=5) for one in partitions)
+    request = CommitRequest(group_id="g", offsets=offsets, producer=transaction)
+    assert set((await fixture.service.commit(request)).errors) == {ErrorCode.NONE}
+
+
+@pytest.mark.parametrize("version", range(7, 11))
+@pytest.mark.parametrize("of_all_topics", [True, False])
+async def test_offsets_in_an_open_transaction_are_unstable(version: int, of_all_topics: bool) -> None:
+    async with HandlerFixture() as fixture:
+        await fixture.service.commit(commit(offset=3))
+        await begin_transaction(fixture, 0, 1)
+        for require_stable in (True, False):
+            wanted = None if of_all_topics else [0]
+            response = await fixture.fetch(version, wanted, require_stable=require_stable)
+            found = (response.groups[0] if version >= 8 else response).topics
+            [[one]] = [topic.partitions for topic in found]
+            expected = (ErrorCode.UNSTABLE_OFFSET_COMMIT, -1) if require_stable else (ErrorCode.NONE, 3)
+            assert (one.partition_index, one.error_code, one.committed_offset) == (0, *expected)
+
+
+async def test_an_offset_that_becomes_stable_while_a_response_is_built_is_not_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The response to a request with many partitions is built in slices."""
+    over = RequestSlices.over
+
+    async with HandlerFixture() as fixture:
+        await begin_transaction(fixture, 0, 1)
+
+        async def over_and_end(self: RequestSlices, items: Any) -> Any:
+            async for item in over(self, items):
+                if item == 1:
+                    marker = MarkerToWrite(PRODUCER, True, 0, 2)
+                    await fixture.service.end_transaction(fixture.partition("g"), marker)
+                yield item
+
+        monkeypatch.setattr(RequestSlices, "over", over_and_end)
+        wanted = OffsetFetchRequestTopic(name="t", partition_indexes=[0, 1])
+        request = OffsetFetchRequest(group_id="g", topics=[wanted], require_stable=True)
+        response = await fixture.ask(ApiKey.OFFSET_FETCH, 7, request)
+        first, second = response.topics[0].partitions
+        assert first.error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT
+        assert (second.error_code, second.committed_offset) == (ErrorCode.NONE, 5)

@@ -248,6 +248,14 @@ def test_a_snapshot_is_read_back_unchanged(batch: MakeBatch) -> None:
     assert (other.transactions.first_open(), other.end_offset) == (40, 100)
 
 
+def test_a_state_that_is_read_again_has_no_earlier_transactions(batch: MakeBatch) -> None:
+    state = ProducerStateManager("t-0")
+    state.apply(produced(batch, 7, 3, 1, 0, transactional=True), None, 40, NOW, NOW)
+    assert state.transactions.first_open() == 40
+    state.forget()
+    assert (state.transactions.first_open(), state.transactions.are_none) == (-1, True)
+
+
 def test_markers_in_the_log_end_transactions(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of()
     data = b"".join(

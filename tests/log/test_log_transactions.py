@@ -477,16 +477,52 @@ def batch_outside_of_transactions(producer: int) -> Batch:
 def test_a_marker_voids_the_verifications_before_it(log_of: MakeLog) -> None:
     log = log_of()
     state = log.producer_state
-    first, second = state.begin_verification(7), state.begin_verification(7)
-    other = state.begin_verification(8)
+    first, second = (state.begin_verification(7, 0, False) for _ in range(2))
+    other = state.begin_verification(8, 0, False)
     assert first is second
     assert state.end_verification(7, first)
     log.append_marker(False, 7, 0, 0, False, 0, NOW)
-    later = state.begin_verification(7)
+    later = state.begin_verification(7, 0, False)
     assert not state.end_verification(7, second)
     assert state.end_verification(7, later)
     assert state.end_verification(8, other)
     assert not state._guards, "refused verifications of strangers take no memory"
+
+
+@pytest.mark.parametrize("epoch", [4, 6])
+def test_a_verification_with_another_epoch_voids_nothing(log_of: MakeLog, epoch: int) -> None:
+    """A fenced producer, or a stranger, may send batches during the verification of the producer."""
+    log = log_of()
+    state = log.producer_state
+    guard = state.begin_verification(7, 5, True)
+    other = state.begin_verification(7, epoch, True)
+    assert guard is not other
+    log.append_marker(True, 7, 5, 0, True, 0, NOW)
+    assert state.end_verification(7, other) is (epoch > 5)
+    assert state.end_verification(7, guard)
+    assert not state._guards
+
+
+def test_a_marker_voids_a_verification_that_a_batch_of_version_1_shares(log_of: MakeLog) -> None:
+    log = log_of()
+    state = log.producer_state
+    guard = state.begin_verification(7, 5, True)
+    assert state.begin_verification(7, 5, False) is guard
+    log.append_marker(True, 7, 5, 0, False, 0, NOW)
+    assert [state.end_verification(7, guard) for _ in range(2)] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "has_own_epoch", "is_valid"),
+    [(5, True, True), (6, True, False), (5, False, False), (4, False, True)],
+)
+def test_the_marker_before_a_transaction_with_its_own_epoch_voids_nothing(
+    log_of: MakeLog, epoch: int, has_own_epoch: bool, is_valid: bool
+) -> None:
+    log = log_of()
+    guard = log.producer_state.begin_verification(7, 5, has_own_epoch)
+    log.append_marker(True, 7, epoch, 0, has_own_epoch, 0, NOW)
+    assert log.producer_state.end_verification(7, guard) is is_valid
 
 
 @pytest.mark.parametrize(

@@ -992,3 +992,22 @@ async def test_a_deleted_topic_does_not_reappear_beside_a_recreated_one_in_anoth
         logs = start_logs(stage.files, DIRECTORIES, now_ms=0)
         assert not any(one.is_offline for one in logs.dirs.all)
         assert logs.logs[TopicPartition("t", 0)].topic_id == bytes([3]) * 16
+
+
+async def test_leadership_listeners_are_notified_of_each_epoch_of_a_leader() -> None:
+    """Another broker may have led the partition in between, of which this broker was not notified."""
+    async with staged() as stage:
+        epochs: list[tuple[int, bool]] = []
+        stage.replicas.leadership_listeners.append(
+            lambda partition, leads: epochs.append((int(partition.leader_epoch), leads))
+        )
+        for leader, epoch, isr in (
+            (NODE, 1, (NODE, 2)),
+            (NODE, 1, (NODE,)),
+            (NODE, 3, (NODE,)),
+            (2, 4, (2,)),
+        ):
+            stage.put(
+                "t", b"n" * 16, PartitionState(0, leader, epoch, (NODE, 2), isr, 2 * epoch + 2 - len(isr))
+            )
+        assert epochs == [(1, True), (3, True), (4, False)]

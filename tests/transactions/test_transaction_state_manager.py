@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from transactions_fixture import EXPIRATION_MS, P0, P1, MachineFixture
 
 from tidemill.model.errors import ErrorCode
-from tidemill.transactions.coordinator_effects import ProducerIdAndEpoch, ProducerResult
+from tidemill.model.transaction_types import NO_TIMEOUT_MS, ProducerIdAndEpoch
+from tidemill.transactions.coordinator_effects import ProducerResult
 from tidemill.transactions.transaction_metadata import (
     FENCED_EPOCH,
     LAST_EPOCH,
-    NO_TIMEOUT_MS,
     TransactionState,
 )
+from tidemill.transactions.transaction_state_manager import DEFERRED_MAX
 
 NONE = ErrorCode.NONE
 STATES = {
@@ -116,10 +119,10 @@ CASES = [
     ("Empty", False, "INVALID_TXN_STATE", "begins", "PRODUCER_FENCED"),
     ("Ongoing", True, "begins", "begins", "PRODUCER_FENCED"),
     ("Ongoing", False, "begins", "begins", "PRODUCER_FENCED"),
-    ("PrepareCommit", True, "CONCURRENT_TRANSACTIONS", "PRODUCER_FENCED", "CONCURRENT_TRANSACTIONS"),
-    ("PrepareCommit", False, "INVALID_TXN_STATE", "PRODUCER_FENCED", "INVALID_TXN_STATE"),
-    ("PrepareAbort", True, "INVALID_TXN_STATE", "PRODUCER_FENCED", "INVALID_TXN_STATE"),
-    ("PrepareAbort", False, "CONCURRENT_TRANSACTIONS", "PRODUCER_FENCED", "CONCURRENT_TRANSACTIONS"),
+    ("PrepareCommit", True, "CONCURRENT_TRANSACTIONS", "CONCURRENT_TRANSACTIONS", "CONCURRENT_TRANSACTIONS"),
+    ("PrepareCommit", False, "INVALID_TXN_STATE", "CONCURRENT_TRANSACTIONS", "INVALID_TXN_STATE"),
+    ("PrepareAbort", True, "INVALID_TXN_STATE", "CONCURRENT_TRANSACTIONS", "INVALID_TXN_STATE"),
+    ("PrepareAbort", False, "CONCURRENT_TRANSACTIONS", "CONCURRENT_TRANSACTIONS", "CONCURRENT_TRANSACTIONS"),
     ("CompleteCommit", True, "done", "INVALID_TXN_STATE", "done"),
     ("CompleteCommit", False, "INVALID_TXN_STATE", "begins", "INVALID_TXN_STATE"),
     ("CompleteAbort", True, "INVALID_TXN_STATE", "INVALID_TXN_STATE", "INVALID_TXN_STATE"),
@@ -176,23 +179,71 @@ def test_a_new_producer_aborts_the_transaction_of_the_former_one(version: int) -
     assert fixture.init() == error(ErrorCode.CONCURRENT_TRANSACTIONS)
     [sent] = fixture.markers
     assert not sent.marker.is_commit
-    fenced = 2 if version == 2 else 1
-    assert sent.marker.producer == (101, fenced)
+    assert sent.marker.producer == (101, 1)
     assert fixture.init() == error(ErrorCode.CONCURRENT_TRANSACTIONS), "the markers are not written yet"
     fixture.write_markers()
+    assert fixture.init() == result(101, 2)
     assert fixture.end_transaction((101, 0), True) == error(ErrorCode.PRODUCER_FENCED)
-    assert fixture.init() == result(101, fenced + 1)
+    assert fixture.end_transaction((101, 0), False) == error(ErrorCode.PRODUCER_FENCED)
+    assert fixture.init(expected=(101, 0)) == error(ErrorCode.PRODUCER_FENCED)
 
 
-def test_fencing_the_last_epoch_leaves_another_producer_id() -> None:
-    fixture = MachineFixture()
+@pytest.mark.parametrize(("version", "after"), [(1, (102, 0)), (2, (102, 1))])
+def test_fencing_the_last_epoch_leaves_another_producer_id(version: int, after: tuple[int, int]) -> None:
+    fixture = MachineFixture(version)
     fixture.init()
     fixture.machine.transactions["x"] = fixture.state()._replace(producer_epoch=LAST_EPOCH)
     fixture.add((101, LAST_EPOCH))
     assert fixture.init() == error(ErrorCode.CONCURRENT_TRANSACTIONS)
     assert fixture.markers[0].marker.producer == (101, FENCED_EPOCH)
     fixture.write_markers()
-    assert fixture.init() == result(102, 0)
+    assert fixture.init() == result(*after)
+    assert fixture.end_transaction((101, LAST_EPOCH), False).error is not NONE
+
+
+GoesOn = Callable[[MachineFixture, tuple[int, int]], ProducerResult]
+GOING_ON: list[GoesOn] = [
+    lambda fixture, producer: fixture.init(expected=producer),
+    lambda fixture, producer: fixture.end_transaction(producer, False),
+]
+
+
+@pytest.mark.parametrize("go_on", GOING_ON, ids=["init", "abort"])
+@pytest.mark.parametrize(("epoch", "after"), [(0, (101, 1)), (LAST_EPOCH, (102, 0))])
+def test_a_producer_of_version_2_goes_on_after_its_transaction_has_timed_out(
+    go_on: GoesOn, epoch: int, after: tuple[int, int]
+) -> None:
+    fixture = MachineFixture()
+    fixture.init()
+    fixture.machine.transactions["x"] = fixture.state()._replace(producer_epoch=epoch)
+    fixture.add((101, epoch))
+    fixture.now_ms += 100_000
+    assert fixture.abort_timed_out() == 1
+    fixture.run()
+    assert fixture.markers[0].marker.producer == (101, epoch + 1)
+    fixture.write_markers()
+    assert fixture.end_transaction((101, epoch), True) == error(ErrorCode.INVALID_TXN_STATE)
+    assert fixture.add((101, epoch)) is not NONE
+    assert go_on(fixture, (101, epoch)) == result(*after)
+    assert go_on(fixture, (101, epoch)) == result(*after), "a repeated request"
+    assert fixture.add(after) is NONE
+
+
+def test_an_abort_that_gets_no_producer_id_is_repeated() -> None:
+    fixture = MachineFixture()
+    fixture.init()
+    fixture.machine.transactions["x"] = fixture.state()._replace(producer_epoch=LAST_EPOCH)
+    fixture.add((101, LAST_EPOCH))
+    fixture.now_ms += 100_000
+    fixture.id_error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    fixture.abort_timed_out()
+    fixture.run()
+    assert fixture.state().state is TransactionState.ONGOING
+    assert fixture.init() == error(ErrorCode.CONCURRENT_TRANSACTIONS)
+    fixture.id_error = NONE
+    assert fixture.abort_timed_out() == 1
+    fixture.run()
+    assert fixture.state().state is TransactionState.PREPARE_ABORT
 
 
 def test_the_last_epoch_of_version_2_ends_with_another_producer_id() -> None:
@@ -249,6 +300,61 @@ def test_requests_for_a_pending_id_are_repeated_later() -> None:
     assert fixture.state().state is TransactionState.ONGOING
 
 
+def test_a_request_waits_for_the_end_of_the_one_before() -> None:
+    fixture = MachineFixture()
+    fixture.init()
+    fixture.is_patient = True
+    fixture.add((101, 0))
+    fixture.held = []
+    assert fixture.end_transaction((101, 0), True) is None
+    fixture.held, [append] = None, fixture.held
+    fixture.end(append)
+    assert fixture.add((101, 1), P1) is None
+    assert len(fixture.timers) == 1
+    fixture.write_markers()
+    assert not fixture.timers
+    assert (fixture.state().state, fixture.state().partitions) == (TransactionState.ONGOING, {P1})
+    assert [one.error for one in list(fixture.replies.values())[-1:]] == [NONE]
+
+
+def test_a_new_producer_waits_for_the_abort_of_the_former_transaction() -> None:
+    fixture = MachineFixture()
+    fixture.init()
+    fixture.is_patient = True
+    fixture.add((101, 0))
+    assert fixture.init() is None
+    fixture.write_markers()
+    assert list(fixture.replies.values())[-1] == result(101, 2)
+
+
+def test_few_requests_for_an_id_wait() -> None:
+    fixture = MachineFixture()
+    fixture.init()
+    fixture.is_patient = True
+    fixture.held = []
+    fixture.add((101, 0))
+    waiting = [fixture.add((101, 0)) for _ in range(DEFERRED_MAX)]
+    assert waiting == [None] * DEFERRED_MAX
+    assert fixture.add((101, 0)) is ErrorCode.CONCURRENT_TRANSACTIONS
+    [timer] = fixture.timers
+    fixture.fire(timer)
+    refused = [one.error for one in fixture.replies.values()]
+    assert refused[1:] == [ErrorCode.CONCURRENT_TRANSACTIONS] * (DEFERRED_MAX + 1)
+
+
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_a_fenced_producer_of_version_2_does_not_repeat_the_end_of_a_later_one(is_commit: bool) -> None:
+    fixture = MachineFixture(2)
+    fixture.init()
+    assert fixture.init() == result(101, 1), "a second producer"
+    fixture.version = 1
+    assert fixture.add((101, 1)) is NONE
+    assert fixture.end_transaction((101, 1), is_commit, version=1).error is NONE
+    assert fixture.end_transaction((101, 0), is_commit, version=2) == error(ErrorCode.PRODUCER_FENCED)
+    fixture.write_markers()
+    assert fixture.end_transaction((101, 0), is_commit, version=2) == error(ErrorCode.PRODUCER_FENCED)
+
+
 def test_a_failed_append_changes_nothing() -> None:
     fixture = MachineFixture()
     fixture.init()
@@ -260,6 +366,26 @@ def test_a_failed_append_changes_nothing() -> None:
     assert fixture.state() is before
     assert not fixture.machine.pending
     assert "new" not in fixture.machine.transactions
+
+
+def test_a_failed_append_refuses_the_requests_that_wait_for_it() -> None:
+    """They would append at once, and wait again: without end, while the disk is full."""
+    fixture = MachineFixture()
+    fixture.init()
+    fixture.add((101, 0))
+    fixture.is_patient = True
+    fixture.held = []
+    assert fixture.init() is None, "it waits for the abort of the transaction"
+    assert fixture.init() is None
+    fixture.error, [append] = ErrorCode.COORDINATOR_NOT_AVAILABLE, fixture.held
+    fixture.end(append, fixture.error)
+    assert fixture.held == [append], "nothing is appended again"
+    assert list(fixture.replies.values())[-2:] == [error(ErrorCode.CONCURRENT_TRANSACTIONS)] * 2
+    assert not fixture.timers
+    fixture.error, fixture.held, fixture.is_patient = NONE, None, False
+    assert fixture.init() == error(ErrorCode.CONCURRENT_TRANSACTIONS)
+    fixture.write_markers()
+    assert fixture.init() == result(101, 2)
 
 
 def test_a_late_append_blocks_its_id_until_it_ends() -> None:
@@ -283,6 +409,19 @@ def test_a_late_append_blocks_its_id_until_it_ends() -> None:
     assert fixture.markers[0].marker.is_commit
 
 
+def test_a_marker_of_another_transaction_does_not_count() -> None:
+    fixture = MachineFixture(version=1)
+    fixture.init()
+    fixture.init()
+    fixture.add((101, 1))
+    fixture.end_transaction((101, 1), True)
+    fixture.machine.marker_written("x", ProducerIdAndEpoch(101, 0), P0, fixture.now)
+    fixture.run()
+    assert fixture.state().state is TransactionState.PREPARE_COMMIT
+    fixture.write_markers()
+    assert fixture.state().state is TransactionState.COMPLETE_COMMIT
+
+
 def test_a_completion_that_fails_is_repeated() -> None:
     fixture = MachineFixture()
     fixture.init()
@@ -291,11 +430,9 @@ def test_a_completion_that_fails_is_repeated() -> None:
     fixture.error = ErrorCode.COORDINATOR_NOT_AVAILABLE
     fixture.write_markers()
     assert fixture.state().state is TransactionState.PREPARE_COMMIT
-    [timer] = fixture.others
+    [timer] = fixture.timers
     fixture.error = NONE
-    fixture.now_ms = timer.deadline_ms  # type: ignore[attr-defined]
-    fixture.machine.timer_fired(timer.key, fixture.now)  # type: ignore[attr-defined]
-    fixture.run()
+    fixture.fire(timer)
     assert fixture.state().state is TransactionState.COMPLETE_COMMIT
 
 
@@ -305,14 +442,15 @@ def test_a_transaction_times_out() -> None:
         begun = fixture.init(name, timeout_ms=timeout_ms)
         fixture.add((begun.producer_id, 0), name=name)
     fixture.now_ms += 1_000
-    assert fixture.machine.abort_timed_out(fixture.now) == 0
+    assert fixture.abort_timed_out() == 0
+    assert fixture.machine.oldest_start_ms == fixture.state("short").start_ms
     fixture.now_ms += 1
-    assert fixture.machine.abort_timed_out(fixture.now) == 1
+    assert fixture.abort_timed_out() == 1
     fixture.run()
     assert [sent.marker.transactional_id for sent in fixture.markers] == ["short"]
-    assert fixture.end_transaction((101, 0), True, "short") == error(ErrorCode.PRODUCER_FENCED)
+    assert fixture.end_transaction((101, 0), True, "short") == error(ErrorCode.INVALID_TXN_STATE)
     fixture.now_ms += 10_000_000
-    assert fixture.machine.abort_timed_out(fixture.now) == 1
+    assert fixture.abort_timed_out() == 1
 
 
 def test_unused_ids_expire() -> None:
@@ -332,7 +470,6 @@ def test_unused_ids_expire() -> None:
 
 def test_a_closed_shard_refuses_waiting_requests() -> None:
     fixture = MachineFixture()
-    fixture.machine.init_producer_id  # noqa: B018
     fixture.held = []
     fixture.init()
     [append] = fixture.held
@@ -340,3 +477,15 @@ def test_a_closed_shard_refuses_waiting_requests() -> None:
     fixture.end(append, ErrorCode.NOT_COORDINATOR)
     assert list(fixture.replies.values()) == [error(ErrorCode.NOT_COORDINATOR)]
     assert not fixture.machine.transactions
+
+
+def test_no_producer_gets_the_epoch_that_fences() -> None:
+    """Apache Kafka 4.0 may have stored it. The marker of its transaction could have no higher one."""
+    fixture = MachineFixture()
+    fixture.init()
+    fixture.machine.transactions["x"] = fixture.state()._replace(
+        state=TransactionState.COMPLETE_ABORT, producer_epoch=FENCED_EPOCH, client_version=2
+    )
+    assert fixture.end_transaction((101, LAST_EPOCH), False) == error(ErrorCode.PRODUCER_FENCED)
+    assert fixture.add((101, FENCED_EPOCH)) is ErrorCode.PRODUCER_FENCED
+    assert fixture.init() == result(102, 0)

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tidemill.coordinator_runtime.coordinator_effects import Append, Now, Reply, Waiter
+from tidemill.coordinator_runtime.coordinator_effects import Append, CancelTimer, Now, Reply, SetTimer, Waiter
 from tidemill.model.errors import ErrorCode
+from tidemill.model.transaction_types import ProducerIdAndEpoch
 from tidemill.model.types import TopicPartition
 from tidemill.transactions.coordinator_effects import (
     AddPartitionsRequest,
     AllocateProducerId,
     EndTransactionRequest,
     InitProducerIdRequest,
-    ProducerIdAndEpoch,
     ProducerResult,
     SendMarkers,
+    TimerKey,
+    TransactionTimer,
 )
 from tidemill.transactions.transaction_log import TransactionRecord, decode_record
 from tidemill.transactions.transaction_metadata import TransactionMetadata
@@ -36,11 +38,16 @@ class MachineFixture:
         self.replies: dict[int, Any] = {}
         self.markers: list[SendMarkers] = []
         self.others: list[object] = []
+        self.timers: dict[TimerKey, int] = {}
+        self.is_patient = False
+        """Whether requests may wait; otherwise the time passes at once."""
         self.log: list[TransactionRecord] = []
         self.held: list[Append[Any, Any]] | None = None
         """Appends that wait, if not None."""
         self.error = ErrorCode.NONE
         """The outcome of appends."""
+        self.id_error = ErrorCode.NONE
+        """The outcome of the allocation of producer ids."""
         self._waiters = 0
 
     @property
@@ -53,7 +60,16 @@ class MachineFixture:
         number = self._waiters
         handle(request, Waiter(number), self.now)
         self.run()
+        if number not in self.replies and not self.is_patient:
+            for key in [key for key in self.timers if key.kind is TransactionTimer.DEFERRED]:
+                self.fire(key)
         return self.replies.get(number)
+
+    def fire(self, key: TimerKey) -> None:
+        """The timer ``key`` fires."""
+        self.now_ms = max(self.now_ms, self.timers.pop(key))
+        self.machine.timer_fired(key, self.now)
+        self.run()
 
     def run(self) -> None:
         """Performs the effects, and those that follow from them."""
@@ -67,6 +83,8 @@ class MachineFixture:
                         self.end(effect, self.error)
                     else:
                         self.held.append(effect)
+                elif isinstance(effect, AllocateProducerId) and self.id_error is not ErrorCode.NONE:
+                    self.machine.producer_id_refused(effect.transactional_id, self.id_error, self.now)
                 elif isinstance(effect, AllocateProducerId):
                     self.next_producer_id += 1
                     self.machine.producer_id_allocated(
@@ -74,6 +92,10 @@ class MachineFixture:
                     )
                 elif isinstance(effect, SendMarkers):
                     self.markers.append(effect)
+                elif isinstance(effect, SetTimer):
+                    self.timers[effect.key] = effect.deadline_ms
+                elif isinstance(effect, CancelTimer):
+                    self.timers.pop(effect.key, None)
                 else:
                     self.others.append(effect)
 
@@ -112,10 +134,16 @@ class MachineFixture:
     # Requests.
 
     def init(
-        self, name: str = "x", expected: tuple[int, int] | None = None, timeout_ms: int = 60_000
+        self,
+        name: str = "x",
+        expected: tuple[int, int] | None = None,
+        timeout_ms: int = 60_000,
+        keeps: bool = False,
     ) -> ProducerResult:
         going_on = None if expected is None else ProducerIdAndEpoch(*expected)
-        request = InitProducerIdRequest(transactional_id=name, timeout_ms=timeout_ms, expected=going_on)
+        request = InitProducerIdRequest(
+            transactional_id=name, timeout_ms=timeout_ms, expected=going_on, keeps_prepared=keeps
+        )
         result: ProducerResult = self.ask(self.machine.init_producer_id, request)
         return result
 
@@ -140,6 +168,9 @@ class MachineFixture:
         )
         result: ProducerResult = self.ask(self.machine.end_transaction, request)
         return result
+
+    def abort_timed_out(self) -> int:
+        return self.machine.abort_timed_out(list(self.machine.ongoing), self.now)
 
     def state(self, name: str = "x") -> TransactionMetadata:
         return self.machine.transactions[name]

@@ -10,6 +10,8 @@ from typing import Final
 from tidemill.broker import fetch_handler, produce_handler
 from tidemill.broker.api_declaration import HandledApi, ServedApi
 from tidemill.broker.handlers import (
+    add_offsets_to_txn,
+    add_partitions_to_txn,
     alter_configs,
     alter_partition,
     alter_partition_reassignments,
@@ -31,8 +33,10 @@ from tidemill.broker.handlers import (
     describe_log_dirs,
     describe_producers,
     describe_topic_partitions,
+    describe_transactions,
     describe_user_scram_credentials,
     elect_leaders,
+    end_txn,
     envelope,
     find_coordinator,
     heartbeat,
@@ -45,6 +49,7 @@ from tidemill.broker.handlers import (
     list_groups,
     list_offsets,
     list_partition_reassignments,
+    list_transactions,
     metadata,
     not_served,
     offset_commit,
@@ -53,9 +58,11 @@ from tidemill.broker.handlers import (
     offset_for_leader_epoch,
     stop_replica,
     sync_group,
+    txn_offset_commit,
     unregister_broker,
     update_features,
     update_metadata,
+    write_txn_markers,
 )
 from tidemill.model.errors import ProtocolError
 from tidemill.wire.apis import API, ApiKey
@@ -84,6 +91,11 @@ _SERVED: Final[tuple[ServedApi, ...]] = (
     delete_records.API,
     init_producer_id.API,
     offset_for_leader_epoch.API,
+    add_partitions_to_txn.API,
+    add_offsets_to_txn.API,
+    end_txn.API,
+    write_txn_markers.API,
+    txn_offset_commit.API,
     describe_acls.API,
     create_acls.API,
     delete_acls.API,
@@ -105,6 +117,8 @@ _SERVED: Final[tuple[ServedApi, ...]] = (
     envelope.API,
     describe_cluster.API,
     describe_producers.API,
+    describe_transactions.API,
+    list_transactions.API,
     unregister_broker.API,
     list_config_resources.API,
     describe_topic_partitions.API,

@@ -10,11 +10,13 @@ from tidemill.model.errors import ErrorCode, KafkaError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tidemill.broker.add_partitions_to_txn_manager import AddPartitionsToTxnManager
     from tidemill.broker.api_declaration import ServedApi
     from tidemill.broker.apply_leader_and_isr import LeaderAndIsrApplier
     from tidemill.broker.broker_to_controller_channel import BrokerToControllerChannel
     from tidemill.broker.controller_request_handler import ControllerRequestHandler
     from tidemill.broker.delayed_metadata import DelayedMetadata
+    from tidemill.broker.finalized_features import FinalizedFeatures
     from tidemill.broker.metadata_cache import MetadataCache
     from tidemill.broker.replication_quotas import ReplicationQuotas
     from tidemill.broker.request_context import RequestContext
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from tidemill.replication.partition import Partition
     from tidemill.replication.replica_manager import ReplicaManager
     from tidemill.transactions.producer_id_manager import ProducerIdManager
+    from tidemill.transactions.transaction_coordinator import TransactionCoordinator
 
 
 class ClusterParts(NamedTuple):
@@ -60,6 +63,9 @@ class Broker:
     leader_and_isr: LeaderAndIsrApplier
     group_coordinator: GroupCoordinator
     producer_id_manager: ProducerIdManager
+    transaction_coordinator: TransactionCoordinator
+    add_partitions_to_txn: AddPartitionsToTxnManager
+    features: FinalizedFeatures
     cluster: ClusterParts | None = None
     """None with the embedded store."""
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import TYPE_CHECKING
 
 from tidemill.broker.auto_topic_creation import create_missing_topics
+from tidemill.broker.committed_appends import append_marker, reporting_storage_errors, wait_committed
 from tidemill.coordinator_runtime.coordinator_interfaces import CoordinatorEndpoint
-from tidemill.log.errors import StorageErrors
-from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError
+from tidemill.model.errors import CorruptMessage, KafkaError
+from tidemill.model.transaction_types import MarkerToWrite
 from tidemill.model.types import ZERO_ID
 from tidemill.records.batch import parse_batch
 from tidemill.records.record_reader import iter_stored
-from tidemill.replication.delayed_operations import OffsetCallback
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
@@ -45,21 +44,28 @@ class PartitionCoordinatorLog:
 
         It raises the KafkaError of the append.
         """
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             found = self._broker.partition(self._topic, partition)
-            with _reporting_storage_errors(found):
+            with reporting_storage_errors(found, "append to"):
                 parsed = parse_batch(batch, 0, len(batch))
                 result = found.append(parsed, ACKS_ALL, self._broker.clock.wall_ms())
         except KafkaError as error:
-            future.set_exception(error)
-            return future
-        end_offset = int(result.last_offset) + 1
-        if found.is_committed(end_offset):
-            future.set_result(None)
-        else:
-            found.delayed.wait_committed(end_offset, OffsetCallback(lambda error: _complete(future, error)))
-        return future
+            ended.set_exception(error)
+            return ended
+        commit = wait_committed(found, int(result.last_offset) + 1)
+        if commit is not None:
+            return commit
+        ended.set_result(None)
+        return ended
+
+    async def append_marker(self, partition: int, marker: MarkerToWrite) -> None:
+        """Appends the marker of a transaction; returns once it is committed. Raises KafkaError."""
+        found = self._broker.partition(self._topic, partition)
+        append_marker(self._broker, found, marker)
+        commit = wait_committed(found, int(found.log.end_offset))
+        if commit is not None:
+            await commit
 
     async def read(self, partition: int) -> AsyncIterator[bytes]:
         """Yields all batches of the log, some complete batches at a time, and waits until they are committed.
@@ -72,7 +78,7 @@ class PartitionCoordinatorLog:
         end = int(found.log.end_offset)
         loop = asyncio.get_running_loop()
         while offset < end:
-            with _reporting_storage_errors(found):
+            with reporting_storage_errors(found, "read"):
                 piece = found.read(offset, READ_BYTES, end, True)
                 data = b"" if piece is None else await loop.run_in_executor(None, piece.read)
             if not data:
@@ -84,33 +90,20 @@ class PartitionCoordinatorLog:
         await _wait_until_committed(found, end)
 
 
-@contextlib.contextmanager
-def _reporting_storage_errors(partition: Partition) -> Iterator[None]:
-    """Reports storage errors, as Produce and Fetch do, so that other brokers become leaders."""
-    try:
-        with StorageErrors("read", partition.log.directory):
-            yield
-    except KafkaError as error:
-        if error.code == ErrorCode.KAFKA_STORAGE_ERROR:
-            partition.events.on_storage_error(partition, error)
-        raise
-
-
 async def _wait_until_committed(partition: Partition, end_offset: int) -> None:
     """Waits until all records below ``end_offset`` are committed. Logs a warning after a while.
 
     Raises KafkaError if this broker loses the leadership, or if its disk fails, before that.
     """
-    if partition.is_committed(end_offset):
+    commit = wait_committed(partition, end_offset)
+    if commit is None:
         return
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    partition.delayed.wait_committed(end_offset, OffsetCallback(lambda error: _complete(future, error)))
     try:
-        done, _ = await asyncio.wait([future], timeout=COMMIT_WARNING_S)
+        done, _ = await asyncio.wait([commit], timeout=COMMIT_WARNING_S)
     except asyncio.CancelledError:
         # The caller was cancelled: a later error has no receiver.
-        if not future.cancel():
-            future.exception()
+        if not commit.cancel():
+            commit.exception()
         raise
     if not done:
         logger.warning(
@@ -123,16 +116,7 @@ async def _wait_until_committed(partition: Partition, end_offset: int) -> None:
             list(partition.isr),
             partition.effective_min_isr,
         )
-    await future
-
-
-def _complete(future: asyncio.Future[None], error: KafkaError | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)
+    await commit
 
 
 def _whole_batches(data: bytes, offset: int) -> tuple[bytes, int]:

@@ -43,13 +43,12 @@ ZSTD_FROM: Final = 7
 
 
 def transaction_error(request: ProduceRequest) -> KafkaError | None:
-    """Returns the error of a transaction: docs/decisions/transactions-refused.md."""
-    if not request.is_transactional:
+    """Returns the error of a batch that belongs to a transaction of no transactional id."""
+    if not request.is_transactional or request.transactional_id:
         return None
     return KafkaError(
-        "transactions are not supported by this version: produce without transactional.id, "
-        "and no batch as part of a transaction",
-        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        "a batch belongs to a transaction, and the request has no transactional id: send both, or none",
+        ErrorCode.INVALID_TXN_STATE,
     )
 
 

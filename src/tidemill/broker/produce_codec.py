@@ -97,14 +97,16 @@ class ProduceRequest:
         timeout_ms: i64,
         is_transactional: bool,
         topics: list[TopicRecords],
+        transactional_id: bytes | None,
     ) -> None:
         self.version: Final[i16] = version
         self.correlation_id: Final[i32] = correlation_id
         self.acks: Final[i32] = acks
         self.timeout_ms: Final[i64] = timeout_ms
         self.is_transactional: Final = is_transactional
-        """The request names a transactional id, or one of its batches belongs to a transaction."""
+        """One of the batches belongs to a transaction."""
         self.topics: Final = topics
+        self.transactional_id: Final = transactional_id
 
 
 @mypyc_attr(acyclic=True, free_list_len=1)
@@ -157,10 +159,11 @@ def decode(data: bytes, position: i64, end: i64, version: i16, correlation_id: i
     """Decodes a request. Raises IndexError or ProtocolError for bytes that are not a request."""
     flexible = version >= FLEXIBLE
     is_transactional = False
+    transactional_id: bytes | None = None
     if version >= 3:
         length, position = read_length(data, position, end, flexible, False)
         if length >= 0:
-            is_transactional = True
+            transactional_id = data[position : position + length]
             position += length
     acks = i32(read_i16_be(data, position))
     timeout_ms = i64(read_i32_be(data, position + 2))
@@ -178,7 +181,9 @@ def decode(data: bytes, position: i64, end: i64, version: i16, correlation_id: i
     if flexible:
         position = skip_tag_section(data, position, end)
     check_end(position, end)
-    return ProduceRequest(version, correlation_id, acks, timeout_ms, is_transactional, topics)
+    return ProduceRequest(
+        version, correlation_id, acks, timeout_ms, is_transactional, topics, transactional_id
+    )
 
 
 def decode_topic(

@@ -52,7 +52,7 @@ class ProduceConversion:
         v0, and waits for reserved log ends. The caller appends the remaining records in the same turn of the
         event loop. An error becomes the result of its partition.
         """
-        prepared = PreparedRequest(admitted.connection, admitted.reply, admitted.request, [])
+        prepared = PreparedRequest(admitted.connection, admitted.reply, admitted.request, [], admitted.guards)
         if not any(isinstance(one, CostlyAppend) for one in validated):
             await self.prepare_all(handler, prepared, validated)
         else:

@@ -18,6 +18,7 @@ from tidemill.broker.produce_admission import (
     Admission,
     AdmissionResult,
     BatchAppend,
+    PartitionAppend,
     PreparedPartition,
     ReadyAppend,
     is_immediate,
@@ -34,6 +35,13 @@ from tidemill.broker.produce_codec import (
     first_error,
 )
 from tidemill.broker.rejected_batches import RejectedBatches
+from tidemill.broker.transaction_guard import (
+    NO_GUARDS,
+    TransactionGuard,
+    batch_of,
+    check_guard,
+    guards_of,
+)
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.model.system_interfaces import Clock
 from tidemill.net.connection import Connection, PendingResponse
@@ -73,6 +81,7 @@ class AdmittedRequest:
         request: ProduceRequest,
         frame_bytes: i64,
         partitions: list[AdmissionResult],
+        guards: list[TransactionGuard | None],
     ) -> None:
         self.connection: Final = connection
         self.reply: Final = reply
@@ -80,6 +89,8 @@ class AdmittedRequest:
         self.request: Final = request
         self.frame_bytes: Final[i64] = frame_bytes
         self.partitions: Final = partitions
+        self.guards: Final = guards
+        """For each partition the guard of a batch that would begin a transaction; empty without any."""
 
 
 @mypyc_attr(free_list_len=1)
@@ -92,6 +103,7 @@ class PreparedRequest:
         reply: PendingResponse | None,
         request: ProduceRequest,
         partitions: list[PreparedPartition],
+        guards: list[TransactionGuard | None],
     ) -> None:
         self.connection: Final = connection
         self.reply: Final = reply
@@ -99,6 +111,8 @@ class PreparedRequest:
         self.request: Final = request
         self.partitions: Final = partitions
         """In the order of the request. The preparation adds them one by one."""
+        self.guards: Final = guards
+        """As in :class:`AdmittedRequest`."""
         self.delayed: DelayedProduce | None = None
         """None until an append must be awaited."""
 
@@ -200,12 +214,24 @@ class ProduceHandler:
         """Admits a request, and appends it unless it must be prepared first."""
         now_ms = self.clock.wall_ms()
         partitions = self.admission.admit(request, data, now_ms)
-        if is_immediate(partitions):
-            self.append_all(PreparedRequest(connection, reply, request, partitions), now_ms)
+        guards = guards_of(partitions, request.version) if request.is_transactional else NO_GUARDS
+        if not guards and is_immediate(partitions):
+            self.append_all(PreparedRequest(connection, reply, request, partitions, guards), now_ms)
             return
         if reply is None:
             reply = connection.respond_later()
-        self.preparation.submit(self, AdmittedRequest(connection, reply, request, len(data), partitions))
+        self.preparation.submit(
+            self, AdmittedRequest(connection, reply, request, len(data), partitions, guards)
+        )
+
+    def record_unverified(self, admitted: AdmittedRequest, verified: list[AdmissionResult]) -> None:
+        """Records the batches that the verification has refused, so that no later batch is stored before."""
+        for one, result in zip(admitted.partitions, verified, strict=True):
+            if isinstance(result, Refused) and isinstance(one, PartitionAppend):
+                batch = batch_of(one)
+                if batch is not None:
+                    now_ms = self.clock.monotonic_ms()
+                    self.rejected.record(one.records, one.partition, batch, result.error, now_ms)
 
     def append_all(self, prepared: PreparedRequest, now_ms: i64) -> None:
         """Appends the prepared records, and sends the response now or once the appends are complete."""
@@ -245,6 +271,8 @@ class ProduceHandler:
         partition = append.partition
         acks = prepared.request.acks
         try:
+            if prepared.guards:
+                check_guard(prepared.guards[number])
             if self.rejected.rejections and isinstance(append, BatchAppend):
                 self.rejected.check(records, partition, append.batch, self.clock.monotonic_ms())
             result = append.append(acks, now_ms)

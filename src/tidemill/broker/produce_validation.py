@@ -8,10 +8,12 @@ handles no further request, so that its requests stay in order.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from typing import TypeAlias
 
 from tidemill.broker.conversion_workers import ConversionWorkers
-from tidemill.broker.produce_admission import BatchAppend, BatchValidation
+from tidemill.broker.produce_admission import AdmissionResult, BatchAppend, BatchValidation
 from tidemill.broker.produce_codec import Refused
 from tidemill.broker.produce_conversion import ProduceConversion
 from tidemill.broker.produce_handler import AdmittedRequest, BackgroundPreparation, ProduceHandler
@@ -25,6 +27,13 @@ UNPACKED_MAX = 4
 SLICE_RECORDS = 20_000
 """The records of one slice: a quarter of a millisecond at 12 ns each."""
 
+Verifier: TypeAlias = Callable[[AdmittedRequest], Awaitable[list[AdmissionResult]]]
+"""Verifies the partitions of a request with guards. Returns them, or their refusals."""
+
+
+async def _no_verifier(admitted: AdmittedRequest) -> list[AdmissionResult]:
+    raise RuntimeError("a batch begins a transaction, which nothing verifies")
+
 
 class ProduceValidation(BackgroundPreparation):
     """Validates costly batches, converts records, and passes the request to its handler."""
@@ -35,6 +44,7 @@ class ProduceValidation(BackgroundPreparation):
         workers: Executor,
         memory: MemoryPool,
         conversions: ConversionWorkers | None = None,
+        verify: Verifier = _no_verifier,
     ) -> None:
         self.loop = loop
         self.workers = workers
@@ -42,6 +52,7 @@ class ProduceValidation(BackgroundPreparation):
         self.tasks = TaskSet(loop)
         self.submitted = 0
         """The number of submitted requests."""
+        self._verify = verify
         self.conversion = ProduceConversion(loop, conversions or ConversionWorkers())
         self._unpacked = asyncio.Semaphore(UNPACKED_MAX)
 
@@ -54,9 +65,13 @@ class ProduceValidation(BackgroundPreparation):
         """Prepares one request, and appends it."""
         self.memory.reserve(admitted.frame_bytes)
         try:
+            partitions = admitted.partitions
+            if admitted.guards:
+                partitions = await self._verify(admitted)
+                handler.record_unverified(admitted, partitions)
             validated = [
                 await self.check(one, handler.clock.wall_ms()) if isinstance(one, BatchValidation) else one
-                for one in admitted.partitions
+                for one in partitions
             ]
             prepared = await self.conversion.prepare(handler, admitted, validated)
             if prepared.should_append:
@@ -65,6 +80,9 @@ class ProduceValidation(BackgroundPreparation):
             admitted.connection.crash(problem)
         finally:
             self.memory.release(admitted.frame_bytes)
+            for guard in admitted.guards:
+                if guard is not None:
+                    guard.end()
 
     async def stop(self) -> None:
         """Cancels the preparation of all requests, without appends and responses."""

@@ -1,12 +1,13 @@
 """Recently rejected batches of idempotent producers: later batches get the same error. Compiled.
 
 A producer has up to five batches for a partition in flight. The first may be rejected for a transient reason
-(a full disk, too few in-sync replicas, a new leader without its LeaderAndIsr), which may have ended when the
-second arrives. The sequence of the second batch is then out of order. After that error, librdkafka uses a new
-epoch for all of its partitions, and sends batches whose responses were lost with new sequences: they are
-stored twice (librdkafka issue 4953). If the partition does not know the producer, it would even store the
-second batch, and the first would be out of order permanently. Therefore the second batch gets the error of
-the first, and the client sends both again, in their order.
+(a full disk, too few in-sync replicas, a new leader without its LeaderAndIsr, a transaction that the
+coordinator has not confirmed yet), which may have ended when the second arrives. The sequence of the second
+batch is then out of order. After that error, librdkafka uses a new epoch for all of its partitions, and sends
+batches whose responses were lost with new sequences: they are stored twice (librdkafka issue 4953). If the
+partition does not know the producer, it would even store the second batch, and the first would be out of
+order permanently. Therefore the second batch gets the error of the first, and the client sends both again, in
+their order.
 
 A rejection applies only while the log still expects the rejected batch. Times are monotonic: with the wall
 clock, setting it forward would end a recent rejection.
@@ -37,6 +38,7 @@ RETRIED: Final = frozenset(
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
         ErrorCode.NOT_ENOUGH_REPLICAS,
         ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
     }
 )
 """Errors after which clients send a batch again."""

@@ -8,6 +8,7 @@ path                                   life  data                               
 /brokers/seqid                         stays none: its node version counts generated broker ids       -
 /brokers/topics/T                      stays {"partitions":{"0":[1,2]},"topic_id":"..."}              3
 /brokers/topics/T/partitions/P/state   stays leader, leader_epoch, isr, controller_epoch              1
+/feature                               stays {"status":1,"features":{"transaction.version":2}}        2
 /controller                            owner brokerid, timestamp                                      2
 /controller_epoch                      stays a decimal number                                         -
 /config/topics|brokers|.../NAME        stays {"version":1,"config":{"key":"value"}}                   1
@@ -52,6 +53,7 @@ from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.ids import decode_id, encode_id
 from tidemill.model.types import TopicPartition
 
+FEATURE = "/feature"
 CONTROLLER = "/controller"
 CONTROLLER_EPOCH = "/controller_epoch"
 BROKER_IDS = "/brokers/ids"
@@ -112,6 +114,33 @@ class ClusterIdNode:
         if not isinstance(value, str) or not value:
             raise NodeFormatError(CLUSTER_ID, data, "it has no id")
         return value
+
+
+class FeatureNode:
+    """/feature: the levels of the features of the cluster (KIP-584)."""
+
+    @staticmethod
+    def encode(levels: Mapping[str, int]) -> bytes:
+        """Encodes the levels, by name of the feature. A level of 0 is left out, and means the same.
+
+        Apache Kafka 3.9 does not start with any level of a feature that it does not know.
+        """
+        raised = {name: level for name, level in levels.items() if level}
+        return write_json({"version": 2, "status": 1, "features": raised})
+
+    @staticmethod
+    def decode(data: bytes) -> dict[str, int]:
+        """Returns the levels, by name of the feature. Version 1 has a range for each."""
+        value = read_json(FEATURE, data)
+        features = value.get("features", {})
+        try:
+            check_version(value, 2)
+            return {
+                str(name): int(level["max_version_level"] if isinstance(level, dict) else level)
+                for name, level in features.items()
+            }
+        except (AttributeError, KeyError, TypeError, ValueError) as problem:
+            raise NodeFormatError(FEATURE, data, problem) from None
 
 
 class ControllerNode:

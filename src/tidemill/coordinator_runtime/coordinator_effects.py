@@ -7,10 +7,11 @@ in which they are emitted.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, NewType, Protocol, TypeVar
 
 from tidemill.coordinator_runtime.value_classes import Value
+from tidemill.model.transaction_types import MarkerToWrite, ProducerIdAndEpoch
 
 Waiter = NewType("Waiter", object)
 """The receiver of a response."""
@@ -38,6 +39,14 @@ class CoordinatorRecord(Protocol):
     def value_bytes(self) -> bytes | None:
         """Returns the value; None for a tombstone."""
         ...
+
+
+class TransactionProducer(Value):
+    """A producer whose records belong to its transaction."""
+
+    producer: ProducerIdAndEpoch
+    check: Callable[[], None]
+    """Raises KafkaError at the append if the transaction is not open any more."""
 
 
 class Reply(Value, Generic[ResponseT]):
@@ -71,3 +80,7 @@ class Append(Value, Generic[RecordT, ThenT]):
     """May be an iterator."""
     then: ThenT
     replay: bool
+    producer: TransactionProducer | None = None
+    """The producer of a transaction that the records belong to."""
+    marker: MarkerToWrite | None = None
+    """The marker of a transaction to append instead of records."""

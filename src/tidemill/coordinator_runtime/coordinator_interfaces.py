@@ -1,4 +1,4 @@
-"""The interfaces between the coordinator runtime, the rest of the broker, and the state machines."""
+"""The interfaces that the coordinator runtime requires from the rest of the broker."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable
 from typing import Protocol
 
 from tidemill.coordinator_runtime.value_classes import Value
+from tidemill.model.transaction_types import MarkerToWrite
 
 
 class CoordinatorLog(Protocol):
@@ -17,6 +18,10 @@ class CoordinatorLog(Protocol):
         Batches are appended in the order of the calls, and the awaitables of one partition complete in that
         order. Raises :class:`~tidemill.model.errors.KafkaError` with the error of the append.
         """
+        ...
+
+    def append_marker(self, partition: int, marker: MarkerToWrite) -> Awaitable[None]:
+        """Appends the marker of a transaction, as :meth:`append` does a batch."""
         ...
 
     def read(self, partition: int) -> AsyncIterator[bytes]:

@@ -21,10 +21,9 @@ from tidemill.coordinator_runtime.coordinator_partition import partition_for
 from tidemill.coordinator_runtime.coordinator_shard import (
     LOAD_RETRY_S_MAX,
     CoordinatorShard,
-    Loader,
-    MachineT,
     ShardListener,
 )
+from tidemill.coordinator_runtime.state_machine import Loader, MachineT
 from tidemill.coordinator_runtime.timers import ShardTimer, ShardTimerKey, Timers
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.system_interfaces import Clock

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Hashable
 from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
@@ -26,10 +26,12 @@ from tidemill.coordinator_runtime.coordinator_effects import (
 )
 from tidemill.coordinator_runtime.coordinator_interfaces import CoordinatorLog
 from tidemill.coordinator_runtime.pending_writes import Outgoing, Write
+from tidemill.coordinator_runtime.state_machine import APPEND_ERRORS, MachineT
 from tidemill.coordinator_runtime.timers import ShardTimer, ShardTimerKey, Timers
 from tidemill.model.backoff import Backoff
 from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
 from tidemill.model.event_loop_slices import ITEMS_PER_SLICE
+from tidemill.model.transaction_types import MarkerToWrite
 from tidemill.model.transition_table import NONE, TransitionTable
 
 LOAD_RETRY_S: Final = 1.0
@@ -37,21 +39,6 @@ LOAD_RETRY_S_MAX: Final = 60.0
 """The pause before a failed load is repeated, at first and at most."""
 BATCH_BYTES_MAX: Final = 512 * 1024
 """Records of several requests share a batch up to this size, well under the topic's max.message.bytes."""
-
-APPEND_ERRORS: Final = {
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
-    ErrorCode.FENCED_LEADER_EPOCH: ErrorCode.NOT_COORDINATOR,
-    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
-    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
-    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
-    ErrorCode.INVALID_FETCH_SIZE: ErrorCode.UNKNOWN_SERVER_ERROR,
-}
-"""The error codes for clients when the coordinator's own append fails; other codes are passed on."""
-
 
 LOADING: Final = 0
 """The log is being loaded; the shard handles no requests."""
@@ -73,89 +60,12 @@ TRANSITIONS: Final = TransitionTable(
     ],
 )
 
-
-RecordT_contra = TypeVar("RecordT_contra", bound=CoordinatorRecord, contravariant=True)
-ThenT_contra = TypeVar("ThenT_contra", contravariant=True)
-KeyT_contra = TypeVar("KeyT_contra", contravariant=True)
-EffectT_co = TypeVar("EffectT_co", covariant=True)
-
-
 AnyAppend: TypeAlias = Append[Any, Any]
 ResponseT = TypeVar("ResponseT")
 
 
 class CoordinatorInvariantError(TidemillError):
     """A bug in a coordinator."""
-
-
-class StateMachine(Protocol[RecordT_contra, ThenT_contra, KeyT_contra, EffectT_co]):
-    """The state of one partition: records are replayed, events come in, effects go out.
-
-    Effects are :class:`Reply`, :class:`SetTimer`, :class:`CancelTimer`, :class:`Append`, and others that the
-    :class:`ShardListener` performs.
-    """
-
-    @property
-    def has_effects(self) -> bool:
-        """Whether :meth:`take_effects` would return effects."""
-        ...
-
-    def take_effects(self) -> Iterable[EffectT_co]:
-        """Returns the effects since the last call, in order; the caller performs them once."""
-        ...
-
-    def replay(self, record: RecordT_contra, now: Now) -> None:
-        """Takes over a committed record."""
-        ...
-
-    def loaded(self, now: Now) -> None:
-        """Called after the log was replayed to its end."""
-        ...
-
-    def unload(self, now: Now) -> None:
-        """Called when another broker leads the partition; waiting requests get NOT_COORDINATOR."""
-        ...
-
-    def timer_fired(self, key: KeyT_contra, now: Now) -> None:
-        """Handles the expiry of the timer ``key``."""
-        ...
-
-    def client_error(self, then: ThenT_contra, error: ErrorCode) -> ErrorCode:
-        """Returns the error for clients when the append before ``then`` failed with ``error``."""
-        ...
-
-    def appended(self, then: ThenT_contra, error: ErrorCode, now: Now) -> None:
-        """Called when records were committed (and replayed, where requested), or failed with ``error``."""
-        ...
-
-    def append_timed_out(self, then: ThenT_contra, error: ErrorCode, now: Now) -> None:
-        """Called when records are not committed in time: responds to the waiting request with ``error``.
-
-        The write continues. Its end calls :meth:`timed_out_append_ended` instead of :meth:`appended`.
-        """
-        ...
-
-    def timed_out_append_ended(self, then: ThenT_contra, error: ErrorCode, now: Now) -> None:
-        """Called when the write behind a timed-out append ended: committed and replayed, or failed."""
-        ...
-
-
-AnyStateMachine: TypeAlias = StateMachine[Any, Any, Any, Any]
-"""A state machine. The runtime passes its records, timers and continuations on, and does not read them."""
-MachineT = TypeVar("MachineT", bound=AnyStateMachine)
-
-
-class Loader(Protocol):
-    """Replays the log of a partition into its state machine."""
-
-    records: int
-    """The number of records that were replayed."""
-    offset: int
-    """The offset of the batch or record that was read last; -1 before the first one."""
-
-    def replay(self, data: bytes, now: Now) -> Iterator[None]:
-        """Replays the batches in ``data``; yields after each record, so that other tasks can run."""
-        ...
 
 
 class ShardListener(Protocol[MachineT]):
@@ -297,16 +207,24 @@ class CoordinatorShard(Generic[MachineT]):
         while self._outgoing and remaining > 0:
             waiting = self._outgoing[0]
             effect = waiting.effect
+            if effect.marker is not None:
+                self._outgoing.popleft()
+                self._start_batch(write)
+                self._start_alone(effect, self._append_marker(effect.marker), deadline_ms)
+                write = Write(deadline_ms)
+                remaining -= 1
+                continue
+            if effect.producer is not write.producer:
+                # The records of a transaction have batches of their own.
+                self._start_batch(write)
+                write = Write(deadline_ms, effect.producer)
             try:
                 encoded = [(record, record.key_bytes(), record.value_bytes()) for record in waiting.take()]
             except Exception as problem:  # noqa: BLE001 - becomes the outcome of the write
                 # A failure of this commit must neither fail nor block the other commits of the turn.
                 self._outgoing.popleft()
-                if write.builder.count:
-                    self._start(write, self._append(write))
-                write = Write(deadline_ms)
-                write.ending.append(effect)
-                self._start(write, _raise(problem))
+                self._start_batch(write)
+                self._start_alone(effect, _raise(problem), deadline_ms)
                 write = Write(deadline_ms)
                 continue
             for index, (record, key, value) in enumerate(encoded):
@@ -314,7 +232,7 @@ class CoordinatorShard(Generic[MachineT]):
                 if write.builder.count and size > BATCH_BYTES_MAX:
                     write.continued = effect if index else None
                     self._start(write, self._append(write))
-                    write = Write(deadline_ms)
+                    write = Write(deadline_ms, effect.producer)
                 write.builder.append(now.wall_ms, key, value)
                 if effect.replay:
                     write.records.append(record)
@@ -325,12 +243,24 @@ class CoordinatorShard(Generic[MachineT]):
             else:
                 self._outgoing.popleft()
                 write.ending.append(effect)
-        if write.builder.count:
-            self._start(write, self._append(write))
+        self._start_batch(write)
         if self._outgoing:
             asyncio.get_running_loop().call_soon(self._flush)
 
-    def _start(self, write: Write, append: Coroutine[Any, Any, None]) -> None:
+    def _start_batch(self, write: Write) -> None:
+        """Starts the append of a batch, unless it is empty."""
+        if write.builder.count:
+            self._start(write, self._append(write))
+
+    def _start_alone(
+        self, effect: AnyAppend, append: Coroutine[object, object, None], deadline_ms: int
+    ) -> None:
+        """Starts an append that shares no batch."""
+        write = Write(deadline_ms)
+        write.ending.append(effect)
+        self._start(write, append)
+
+    def _start(self, write: Write, append: Coroutine[object, object, None]) -> None:
         """Starts ``append``; its completion is handled after those of the earlier writes."""
         self._writes.append(write)
         task = asyncio.get_running_loop().create_task(append)
@@ -339,8 +269,16 @@ class CoordinatorShard(Generic[MachineT]):
         self._timers.set(self._append_timer, self._writes[0].deadline_ms)
 
     async def _append(self, write: Write) -> None:
-        write.batch = write.builder.build()
+        if write.producer is None:
+            write.batch = write.builder.build()
+        else:
+            producer_id, epoch = write.producer.producer
+            write.batch = write.builder.build(producer_id, epoch, transactional=True)
+            write.producer.check()
         await self._log.append(self.partition, write.batch)
+
+    async def _append_marker(self, marker: MarkerToWrite) -> None:
+        await self._log.append_marker(self.partition, marker)
 
     def _drain(self, _: object) -> None:
         """Handles the completions of writes, in order, unless this is scheduled."""

@@ -6,7 +6,11 @@ import asyncio
 from itertools import islice
 from typing import Any
 
-from tidemill.coordinator_runtime.coordinator_effects import Append, CoordinatorRecord
+from tidemill.coordinator_runtime.coordinator_effects import (
+    Append,
+    CoordinatorRecord,
+    TransactionProducer,
+)
 from tidemill.model.event_loop_slices import ITEMS_PER_SLICE
 from tidemill.records.builder import BatchBuilder
 
@@ -36,10 +40,22 @@ class Outgoing:
 class Write:
     """A batch to append: the records to replay, and the effects that complete with it."""
 
-    __slots__ = ("batch", "builder", "continued", "deadline_ms", "ending", "records", "responded", "task")
+    __slots__ = (
+        "batch",
+        "builder",
+        "continued",
+        "deadline_ms",
+        "ending",
+        "producer",
+        "records",
+        "responded",
+        "task",
+    )
 
-    def __init__(self, deadline_ms: int) -> None:
+    def __init__(self, deadline_ms: int, producer: TransactionProducer | None = None) -> None:
         self.builder = BatchBuilder()
+        self.producer = producer
+        """The producer of the transaction that the batch belongs to."""
         self.batch = b""
         """The result of the builder, once the append has begun."""
         self.records: list[CoordinatorRecord] = []

@@ -7,7 +7,14 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
-from tidemill.coordinator_runtime.coordinator_effects import Append, CancelTimer, Reply, SetTimer, Waiter
+from tidemill.coordinator_runtime.coordinator_effects import (
+    Append,
+    CancelTimer,
+    Reply,
+    SetTimer,
+    TransactionProducer,
+    Waiter,
+)
 from tidemill.coordinator_runtime.value_classes import Value
 from tidemill.groups.offset_records import OffsetsRecord
 from tidemill.model.errors import ErrorCode
@@ -123,8 +130,16 @@ class CommitRequest(Value):
     member_id: str = NO_MEMBER
     instance_id: str | None = None
     retention_ms: int = -1
+    producer: TransactionProducer | None = None
+    """The producer of the transaction that commits the offsets."""
     reports_missing_group: bool = False
     """OffsetCommit v9 and later: an unknown group is GROUP_ID_NOT_FOUND, and ILLEGAL_GENERATION before."""
+
+
+class MarkerResult(Value):
+    """The response to a marker of a transaction."""
+
+    error: ErrorCode
 
 
 class CommitResult(Value):
@@ -147,7 +162,13 @@ class DeleteGroupsResult(Value):
 
 
 Response: TypeAlias = (
-    JoinResult | SyncResult | LeaveResult | CommitResult | DeleteOffsetsResult | DeleteGroupsResult
+    MarkerResult
+    | JoinResult
+    | SyncResult
+    | LeaveResult
+    | CommitResult
+    | DeleteOffsetsResult
+    | DeleteGroupsResult
 )
 
 
@@ -218,6 +239,14 @@ class OffsetsStored(Value):
     errors: tuple[ErrorCode, ...]
 
 
+class MarkerStored(Value):
+    """The write of the marker of a transaction has ended."""
+
+    waiter: Waiter
+    producer_id: int
+    is_commit: bool
+
+
 class OffsetsRemoved(Value):
     """The write of tombstones of offsets has ended."""
 
@@ -234,7 +263,13 @@ class GroupsRemoved(Value):
 
 
 Continuation: TypeAlias = (
-    AssignmentStored | StaticMemberStored | EmptyGroupStored | OffsetsStored | OffsetsRemoved | GroupsRemoved
+    MarkerStored
+    | AssignmentStored
+    | StaticMemberStored
+    | EmptyGroupStored
+    | OffsetsStored
+    | OffsetsRemoved
+    | GroupsRemoved
 )
 
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tidemill.coordinator_runtime.coordinator_effects import Append, CancelTimer, Now, Reply, SetTimer, Waiter
+from tidemill.coordinator_runtime.coordinator_effects import (
+    Append,
+    CancelTimer,
+    Now,
+    Reply,
+    SetTimer,
+    TransactionProducer,
+    Waiter,
+)
 from tidemill.groups.coordinator_effects import (
     Continuation,
     Effect,
@@ -16,6 +24,7 @@ from tidemill.groups.coordinator_effects import (
 from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.group_metadata import GroupMetadata
 from tidemill.groups.offset_records import OffsetsRecord
+from tidemill.model.transaction_types import MarkerToWrite
 
 
 class EventContext:
@@ -41,9 +50,19 @@ class EventContext:
         """Cancels a timer of the group, or of its member ``member_id``."""
         self.effects.append(CancelTimer(key=TimerKey(kind, group.group_id, member_id)))
 
-    def append(self, records: Iterable[OffsetsRecord], then: Continuation, replay: bool) -> None:
-        """Appends ``records``; the state machine continues with ``then``."""
-        self.effects.append(Append(records=records, then=then, replay=replay))
+    def append(
+        self,
+        records: Iterable[OffsetsRecord],
+        then: Continuation,
+        replay: bool,
+        producer: TransactionProducer | None = None,
+    ) -> None:
+        """Appends ``records``, as part of a transaction of ``producer``, and continues with ``then``."""
+        self.effects.append(Append(records=records, then=then, replay=replay, producer=producer))
+
+    def append_marker(self, marker: MarkerToWrite, then: Continuation) -> None:
+        """Appends the marker of a transaction; the state machine continues with ``then``."""
+        self.effects.append(Append(records=(), then=then, replay=False, marker=marker))
 
     def change_state(self, group: GroupMetadata, event: int, reason: str) -> None:
         """Changes the group's state by an event of the table of transitions."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 from weakref import WeakKeyDictionary
@@ -21,7 +21,8 @@ from tidemill.coordinator_runtime.coordinator_interfaces import (
     CoordinatorTopic,
 )
 from tidemill.coordinator_runtime.coordinator_runtime import CoordinatorRuntime
-from tidemill.coordinator_runtime.coordinator_shard import CoordinatorShard, Loader
+from tidemill.coordinator_runtime.coordinator_shard import CoordinatorShard
+from tidemill.coordinator_runtime.state_machine import Loader
 from tidemill.coordinator_runtime.timers import ShardTimerKey
 from tidemill.groups.coordinator_effects import (
     CommitRequest,
@@ -36,6 +37,7 @@ from tidemill.groups.coordinator_effects import (
     LeaveResult,
     LeavingMember,
     ListedGroup,
+    MarkerResult,
     StateChanged,
     SyncRequest,
     SyncResult,
@@ -46,9 +48,10 @@ from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
 from tidemill.groups.offset_records import CommittedOffset
 from tidemill.groups.pending_joins import PendingJoins
-from tidemill.model.errors import ErrorCode
+from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.event_loop_slices import run_in_slices, slices_by_weight
 from tidemill.model.system_interfaces import Clock
+from tidemill.model.transaction_types import MarkerToWrite
 from tidemill.net.deadlines import Scheduler
 
 if TYPE_CHECKING:
@@ -315,6 +318,31 @@ class GroupCoordinator:
         result = await response
         self.commits += result.errors.count(ErrorCode.NONE)
         return result
+
+    async def end_transaction(self, partition: int, marker: MarkerToWrite) -> None:
+        """Writes a marker into a partition of ``__consumer_offsets``; it ends the transaction of offsets.
+
+        Raises KafkaError if it is not committed.
+        """
+        shard = self.runtime.shards.get(partition)
+        if shard is None or not shard.is_active:
+            code = (
+                ErrorCode.NOT_LEADER_OR_FOLLOWER if shard is None else ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            )
+            raise KafkaError(f"{OFFSETS_TOPIC}-{partition} has no coordinator here now", code)
+        response: asyncio.Future[MarkerResult] = shard.submit(partial(shard.machine.end_transaction, marker))
+        error = (await response).error
+        if error is not ErrorCode.NONE:
+            raise KafkaError(f"the marker was not written to {OFFSETS_TOPIC}-{partition}", error)
+
+    def unstable(self, group_id: str) -> Collection[tuple[str, int]]:
+        """Returns the partitions of a group with offsets in open transactions.
+
+        They change, together with the offsets, as transactions end: a caller that takes several turns of the
+        event loop looks up both for each partition.
+        """
+        shard, _ = self.runtime.find(group_id)
+        return () if shard is None else shard.machine.unstable(group_id)
 
     async def fetch(
         self, group_id: str, require_stable: bool = False

@@ -150,6 +150,7 @@ class GroupMetadata:
         "storing_generation",
         "subscribed_topics",
         "unread_subscriptions",
+        "unstable",
     )
 
     def __init__(self, group_id: str, wall_ms: int) -> None:
@@ -183,6 +184,8 @@ class GroupMetadata:
         self.offsets: dict[str, dict[int, CommittedOffset]] = {}
         self.in_flight: Counter[tuple[str, int, bytes]] = Counter()
         """Partitions with commits that are being written to the log, with the ids of their topics."""
+        self.unstable: Counter[tuple[str, int]] = Counter()
+        """Partitions with offsets in open transactions, with the number of these."""
         self.deleting = False
         """Whether the group's tombstones are being written to the log."""
         self.persisted = False
@@ -222,7 +225,8 @@ class GroupMetadata:
         return (
             self.state is GroupState.EMPTY
             and not self.persisted
-            and not (self.members or self.pending_joins or self.offsets or self.in_flight or self.deleting)
+            and not (self.members or self.pending_joins or self.deleting)
+            and not (self.offsets or self.in_flight or self.unstable)
         )
 
     def add(self, member: Member) -> None:

@@ -8,12 +8,12 @@ classic protocol, and are written with each assignment.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Final
 
 from tidemill.coordinator_runtime.coordinator_effects import Now, Waiter
-from tidemill.coordinator_runtime.coordinator_shard import APPEND_ERRORS
+from tidemill.coordinator_runtime.state_machine import APPEND_ERRORS
 from tidemill.groups import membership, offset_commits
 from tidemill.groups.coordinator_effects import (
     AssignmentStored,
@@ -33,6 +33,8 @@ from tidemill.groups.coordinator_effects import (
     LeaveResult,
     LeavingMember,
     ListedGroup,
+    MarkerResult,
+    MarkerStored,
     MemberProtocol,
     OffsetsRemoved,
     OffsetsStored,
@@ -45,7 +47,13 @@ from tidemill.groups.coordinator_effects import (
 from tidemill.groups.event_context import EventContext
 from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
 from tidemill.groups.group_metadata import UNLOAD, GroupMetadata, subtract_counts
-from tidemill.groups.offset_records import CommittedOffset, GroupRecord, OffsetRecord, OffsetsRecord
+from tidemill.groups.offset_records import (
+    CommittedOffset,
+    GroupRecord,
+    OffsetRecord,
+    OffsetsRecord,
+    TransactionalOffset,
+)
 from tidemill.groups.rebalance import (
     drop_member,
     fail_waiting_requests,
@@ -57,6 +65,7 @@ from tidemill.groups.rebalance import (
     touch,
 )
 from tidemill.model.errors import ErrorCode
+from tidemill.model.transaction_types import MarkerToWrite
 
 TOO_LARGE: Final = frozenset(
     {ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE, ErrorCode.INVALID_FETCH_SIZE}
@@ -69,6 +78,11 @@ class GroupMetadataManager:
     def __init__(self, config: GroupCoordinatorConfig) -> None:
         self.config = config
         self.groups: dict[str, GroupMetadata] = {}
+        self.open_transactions: dict[int, dict[tuple[str, str, int], tuple[int, OffsetRecord]]] = {}
+        """By producer id and partition of a group: the number of the last record, and the record."""
+        self._replayed = 0
+        """The number of replayed records: among the offsets of a partition, that of the last record counts,
+        wherever the markers are."""
         self._effects: list[Effect] = []
 
     def take_effects(self) -> list[Effect]:
@@ -170,6 +184,18 @@ class GroupMetadataManager:
         offset_commits.commit(group, request, waiter, context)
         self._drop_if_empty(group)
 
+    def end_transaction(self, marker: MarkerToWrite, waiter: Waiter, now: Now) -> None:
+        """Writes the marker of a transaction; ``waiter`` gets a :class:`MarkerResult`."""
+        then = MarkerStored(
+            waiter=waiter, producer_id=marker.producer.producer_id, is_commit=marker.is_commit
+        )
+        self._context(now).append_marker(marker, then)
+
+    def unstable(self, group_id: str) -> Collection[tuple[str, int]]:
+        """Returns the partitions of a group with offsets in open transactions; they change as these end."""
+        group = self.groups.get(group_id)
+        return () if group is None else group.unstable
+
     def offsets(self, group_id: str) -> dict[str, dict[int, CommittedOffset]]:
         """Returns the group's committed offsets by topic and partition; the caller must not change them."""
         group = self.groups.get(group_id)
@@ -192,7 +218,9 @@ class GroupMetadataManager:
         for group_id in group_ids:
             group = self.groups.get(group_id)
             if group is not None:
-                partitions = offset_commits.partitions_of_deleted_topics(group, topics)
+                partitions = offset_commits.partitions_of_deleted_topics(
+                    group, topics, self._in_transactions(group, topics)
+                )
                 if partitions:
                     records.append(offset_commits.tombstones(group_id, partitions))
         if records:
@@ -212,7 +240,7 @@ class GroupMetadataManager:
             expired = sum(len(of_topic) for of_topic in partitions.values())
             count += expired
             records.append(offset_commits.tombstones(group_id, partitions))
-            is_pending = group.pending_joins or group.in_flight
+            is_pending = group.pending_joins or group.in_flight or group.unstable
             if group.offset_count == expired and group.state is GroupState.EMPTY and not is_pending:
                 group.deleting = True
                 removed.append(group_id)
@@ -296,8 +324,13 @@ class GroupMetadataManager:
 
     def replay(self, record: OffsetsRecord, now: Now) -> None:
         """Applies a record of the log, in log order: once it is committed, or while loading."""
+        self._replayed += 1
+        if isinstance(record, TransactionalOffset):
+            self._replay_transactional(record.producer_id, record.record, now)
+            return
         group = self.groups.get(record.group)
         if isinstance(record, OffsetRecord):
+            self._drop_older(record, self._replayed)
             if record.value is not None:
                 group = group or self._create(record.group, now)
                 group.offsets.setdefault(record.topic, {})[record.partition] = record.value
@@ -312,6 +345,50 @@ class GroupMetadataManager:
         elif group is not None:
             self._remove(group, now)
 
+    def _replay_transactional(self, producer_id: int, record: OffsetRecord, now: Now) -> None:
+        """Keeps an offset until the end of its transaction."""
+        group = self.groups.get(record.group) or self._create(record.group, now)
+        key = (record.group, record.topic, record.partition)
+        waiting = self.open_transactions.setdefault(producer_id, {})
+        if key not in waiting:
+            group.unstable[record.topic, record.partition] += 1
+        waiting[key] = self._replayed, record
+
+    def _in_transactions(
+        self, group: GroupMetadata, topics: Collection[str]
+    ) -> Iterator[tuple[str, int, bytes]]:
+        """Yields the partitions of ``topics`` with offsets in open transactions, with their topics' ids."""
+        for topic, partition in group.unstable:
+            if topic not in topics:
+                continue
+            for waiting in self.open_transactions.values():
+                _, record = waiting.get((group.group_id, topic, partition), (0, None))
+                if record is not None and record.value is not None:
+                    yield topic, partition, record.value.topic_id
+
+    def _drop_older(self, record: OffsetRecord, number: int) -> None:
+        """Drops the offsets of open transactions for the same partition before record ``number``."""
+        key = (record.group, record.topic, record.partition)
+        group = self.groups.get(record.group)
+        if group is None or key[1:] not in group.unstable:
+            return
+        for waiting in self.open_transactions.values():
+            if key in waiting and waiting[key][0] < number:
+                del waiting[key]
+                subtract_counts(group.unstable, [key[1:]])
+
+    def transaction_ended(self, producer_id: int, is_commit: bool, now: Now) -> None:
+        """Applies the marker of a transaction, in log order: once it is committed, or while loading."""
+        for number, record in self.open_transactions.pop(producer_id, {}).values():
+            group = self.groups.get(record.group)
+            if group is None:
+                continue
+            subtract_counts(group.unstable, [(record.topic, record.partition)])
+            if is_commit and record.value is not None:
+                self._drop_older(record, number)
+                group.offsets.setdefault(record.topic, {})[record.partition] = record.value
+            self._drop_if_empty(group)
+
     def _remove(self, group: GroupMetadata, now: Now) -> None:
         """Applies the group's tombstone; offsets without a tombstone stay, as those of simple consumers."""
         del self.groups[group.group_id]
@@ -322,9 +399,9 @@ class GroupMetadataManager:
             context.cancel_timer(TimerKind.PENDING_JOIN, group, member_id)
         context.cancel_timer(TimerKind.JOIN, group)
         context.cancel_timer(TimerKind.SYNC, group)
-        if group.offsets or group.in_flight:
+        if group.offsets or group.in_flight or group.unstable:
             rest = self._create(group.group_id, now)
-            rest.offsets, rest.in_flight = group.offsets, group.in_flight
+            rest.offsets, rest.in_flight, rest.unstable = group.offsets, group.in_flight, group.unstable
 
     def loaded(self, now: Now) -> None:
         """Called after the log was replayed to its end: starts sessions, and rebalances oversized groups."""
@@ -343,17 +420,23 @@ class GroupMetadataManager:
                 fail_waiting_requests(group, member, context, ErrorCode.NOT_COORDINATOR, member.member_id)
             context.change_state(group, UNLOAD, "the partition has another leader")
         self.groups.clear()
+        self.open_transactions.clear()
 
     def client_error(self, done: Continuation, error: ErrorCode) -> ErrorCode:
         """Returns the error for clients when the append before ``done`` failed with ``error``."""
         if error in TOO_LARGE and isinstance(done, OffsetsStored):
             return ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+        if isinstance(done, MarkerStored):
+            return error  # A coordinator gets it, and not a client.
         return APPEND_ERRORS.get(error, error)
 
     def appended(self, done: Continuation, error: ErrorCode, now: Now) -> None:
         """Called when records were committed (and replayed, where requested), or failed with ``error``."""
         context = self._context(now)
-        if isinstance(done, OffsetsStored):
+        if isinstance(done, MarkerStored):
+            self._marker_ended(done, error, now)
+            context.reply(done.waiter, MarkerResult(error=error))
+        elif isinstance(done, OffsetsStored):
             offset_commits.respond_to_commit(done, error, context)
             self._commit_ended(done)
         elif isinstance(done, OffsetsRemoved):
@@ -370,7 +453,9 @@ class GroupMetadataManager:
         The write continues. Its end calls :meth:`timed_out_append_ended` instead of :meth:`appended`.
         """
         context = self._context(now)
-        if isinstance(done, OffsetsStored):
+        if isinstance(done, MarkerStored):
+            context.reply(done.waiter, MarkerResult(error=error))
+        elif isinstance(done, OffsetsStored):
             offset_commits.respond_to_commit(done, error, context)
         elif isinstance(done, GroupsRemoved):
             self._respond_to_removal(done, error, context)
@@ -383,12 +468,18 @@ class GroupMetadataManager:
 
     def timed_out_append_ended(self, done: Continuation, error: ErrorCode, now: Now) -> None:
         """Called when the write behind a timed-out append ended: committed and replayed, or failed."""
-        if isinstance(done, OffsetsStored):
+        if isinstance(done, MarkerStored):
+            self._marker_ended(done, error, now)
+        elif isinstance(done, OffsetsStored):
             self._commit_ended(done)
         elif isinstance(done, GroupsRemoved):
             self._removal_ended(done)
         elif isinstance(done, StaticMemberStored):
             self._group_stored(done, error, self._context(now))
+
+    def _marker_ended(self, done: MarkerStored, error: ErrorCode, now: Now) -> None:
+        if error is ErrorCode.NONE:
+            self.transaction_ended(done.producer_id, done.is_commit, now)
 
     def _commit_ended(self, done: OffsetsStored) -> None:
         """Removes a commit from the pending ones: its offsets were replayed, or the write failed."""

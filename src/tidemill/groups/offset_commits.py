@@ -17,6 +17,7 @@ all others                                  never
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Final
 
 from tidemill.coordinator_runtime.coordinator_effects import Waiter
@@ -32,7 +33,13 @@ from tidemill.groups.coordinator_effects import (
 from tidemill.groups.event_context import EventContext
 from tidemill.groups.group_metadata import CONSUMER_PROTOCOL, GroupMetadata
 from tidemill.groups.membership import check_generation
-from tidemill.groups.offset_records import NO_EXPIRY, CommittedOffset, OffsetRecord
+from tidemill.groups.offset_records import (
+    NO_EXPIRY,
+    CommittedOffset,
+    OffsetRecord,
+    OffsetsRecord,
+    TransactionalOffset,
+)
 from tidemill.groups.rebalance import touch
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import ZERO_ID
@@ -42,7 +49,11 @@ EXPIRY_MS_MAX: Final = 2**63 - 1
 
 
 def check_commit(group: GroupMetadata, request: CommitRequest) -> ErrorCode:
-    """Whether this member, or this client outside the group, may commit now."""
+    """Whether this member, or this client outside the group, may commit now.
+
+    Producers from before KIP-447 commit offsets of a group with members, and name none. A rebalance does not
+    prevent the end of a transaction.
+    """
     if group.deleting or group.state is GroupState.DEAD:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
     is_empty = group.state is GroupState.EMPTY
@@ -52,9 +63,9 @@ def check_commit(group: GroupMetadata, request: CommitRequest) -> ErrorCode:
         error = check_generation(group, request.member_id, request.instance_id, request.generation)
         if error is not ErrorCode.NONE:
             return error
-    elif not is_empty:
+    elif not is_empty and request.producer is None:
         return ErrorCode.UNKNOWN_MEMBER_ID
-    if group.state is GroupState.COMPLETING_REBALANCE:
+    if group.state is GroupState.COMPLETING_REBALANCE and request.producer is None:
         return ErrorCode.REBALANCE_IN_PROGRESS
     return ErrorCode.NONE
 
@@ -83,7 +94,11 @@ def commit(group: GroupMetadata, request: CommitRequest, waiter: Waiter, context
     partitions = tuple((record.topic, record.partition, value.topic_id) for record, value in committed)
     group.in_flight.update(partitions)
     then = OffsetsStored(waiter=waiter, group_id=group.group_id, partitions=partitions, errors=tuple(errors))
-    context.append(tuple(record for record, _ in committed), then, replay=True)
+    records: Iterator[OffsetsRecord] = (record for record, _ in committed)
+    if request.producer is not None:
+        producer_id = request.producer.producer.producer_id
+        records = (TransactionalOffset(producer_id, record) for record, _ in committed)
+    context.append(tuple(records), then, replay=True, producer=request.producer)
 
 
 def _committed(offset: OffsetToCommit, retention_ms: int, wall_ms: int) -> CommittedOffset:
@@ -122,13 +137,13 @@ def delete_offsets(
         return
     records = []
     errors = []
-    awaited = pending_commits(group)
+    awaited = pending_commits(group) | group.unstable.keys()
     for topic, partition in partitions:
         if group.is_subscribed(topic):
             errors.append(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC)
             continue
         errors.append(ErrorCode.NONE)
-        # A pending commit counts: its record precedes the tombstone in the log.
+        # A pending commit, also that of a transaction, counts: its record precedes the tombstone in the log.
         if partition in group.offsets.get(topic, {}) or (topic, partition) in awaited:
             records.append(OffsetRecord(group.group_id, topic, partition, None))
     if records:
@@ -151,19 +166,25 @@ def tombstones(group_id: str, partitions: Mapping[str, Iterable[int]]) -> Iterat
 
 
 def all_partitions(group: GroupMetadata) -> dict[str, set[int]]:
-    """Returns the partitions for which the group has offsets, or will have after its pending commits."""
+    """Returns the partitions for which the group has offsets, or will have after its pending commits and its
+    transactions.
+    """
     found = {topic: set(of_topic) for topic, of_topic in group.offsets.items()}
-    for topic, partition, _ in group.in_flight:
+    for topic, partition in chain(((topic, number) for topic, number, _ in group.in_flight), group.unstable):
         found.setdefault(topic, set()).add(partition)
     return found
 
 
-def partitions_of_deleted_topics(group: GroupMetadata, topics: Mapping[str, bytes]) -> dict[str, set[int]]:
+def partitions_of_deleted_topics(
+    group: GroupMetadata, topics: Mapping[str, bytes], in_transactions: Iterable[tuple[str, int, bytes]]
+) -> dict[str, set[int]]:
     """Returns those of :func:`all_partitions` that belong to deleted topics, given as a map of name to id.
 
+    ``in_transactions``: the partitions with offsets in open transactions, with the ids of their topics.
+
     An offset that was committed for another topic of the same name stays: a new coordinator may read it
-    before it receives the deletion of the earlier topic. The same holds for a pending commit, which replaces
-    the stored offset.
+    before it receives the deletion of the earlier topic. The same holds for a pending commit and for that of
+    a transaction, which replace the stored offset.
     """
     found = {
         topic: {
@@ -173,7 +194,7 @@ def partitions_of_deleted_topics(group: GroupMetadata, topics: Mapping[str, byte
         }
         for topic in group.offsets.keys() & topics.keys()
     }
-    pending = [commit for commit in group.in_flight if commit[0] in topics]
+    pending = [commit for commit in chain(group.in_flight, in_transactions) if commit[0] in topics]
     for topic, partition, topic_id in pending:
         if may_belong_to(topic_id, topics[topic]):
             found.setdefault(topic, set()).add(partition)
@@ -216,7 +237,9 @@ def expired(group: GroupMetadata, retention_ms: int, wall_ms: int) -> dict[str, 
         partitions = [
             partition
             for partition, offset in of_topic.items()
-            if _is_expired(offset, since_ms, retention_ms, wall_ms) and (topic, partition) not in awaited
+            if _is_expired(offset, since_ms, retention_ms, wall_ms)
+            and (topic, partition) not in awaited
+            and (topic, partition) not in group.unstable
         ]
         if partitions:
             found[topic] = partitions

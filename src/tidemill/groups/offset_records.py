@@ -173,10 +173,30 @@ class GroupRecord(NamedTuple):
         return None if self.value is None else encode_versioned(self.value, GROUP_VALUE_VERSION)
 
 
-OffsetsRecord: TypeAlias = OffsetRecord | GroupRecord
+class TransactionalOffset(NamedTuple):
+    """A committed offset that takes effect when the transaction of a producer is committed."""
+
+    producer_id: int
+    record: OffsetRecord
+
+    @property
+    def group(self) -> str:
+        """The group."""
+        return self.record.group
+
+    def key_bytes(self) -> bytes:
+        """The record's key."""
+        return self.record.key_bytes()
+
+    def value_bytes(self) -> bytes | None:
+        """The record's value."""
+        return self.record.value_bytes()
 
 
-def decode_record(key: bytes | None, value: bytes | None) -> OffsetsRecord | None:
+OffsetsRecord: TypeAlias = OffsetRecord | GroupRecord | TransactionalOffset
+
+
+def decode_record(key: bytes | None, value: bytes | None) -> OffsetRecord | GroupRecord | None:
     """Decodes a record of the topic; returns None for a record of another coordinator.
 
     Raises :class:`CorruptMessage` when the bytes match none of the layouts above.

@@ -1,10 +1,7 @@
 """Loads ``__consumer_offsets``, batch by batch, into the state machine of its groups.
 
-Offsets of a transaction take effect at its commit marker, and are dropped at an abort marker. Those of an
-open transaction wait in :attr:`OffsetsLoader.open_transactions`. Among the effective offsets of a partition,
-the one with the later record wins, wherever the markers are.
-
-Source: Apache Kafka, ``GroupMetadataManager.scala`` (``CommitRecordMetadataAndOffset.olderThan``).
+Offsets of a transaction take effect at its commit marker, and are dropped at an abort marker: see
+:meth:`~tidemill.groups.group_metadata_manager.GroupMetadataManager.transaction_ended`.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from collections.abc import Iterator
 from tidemill.coordination.topic_image import OFFSETS_TOPIC
 from tidemill.coordinator_runtime.coordinator_effects import Now
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
-from tidemill.groups.offset_records import OffsetRecord, OffsetsRecord, decode_record
+from tidemill.groups.offset_records import OffsetRecord, TransactionalOffset, decode_record
 from tidemill.model.errors import CorruptMessage, KafkaError
 from tidemill.records.batch import Batch
 from tidemill.records.end_transaction_marker import COMMIT, decode_control_record
@@ -32,8 +29,6 @@ class OffsetsLoader:
         self.state_machine = state_machine
         self.partition = partition
         self.unpacked_bytes_max = unpacked_bytes_max
-        self.open_transactions: dict[int, dict[tuple[str, str, int], tuple[int, OffsetRecord]]] = {}
-        """By producer id and partition of a group: the offset of the last record, and the record."""
         self.records = 0
         self.offset = -1
         """The offset of the batch or record that was read last; -1 before the first one."""
@@ -79,24 +74,10 @@ class OffsetsLoader:
         if change is None:
             return
         if batch is not None and batch.is_transactional and isinstance(change, OffsetRecord):
-            waiting = self.open_transactions.setdefault(batch.producer_id, {})
-            waiting[change.group, change.topic, change.partition] = record.offset, change
+            self.state_machine.replay(TransactionalOffset(int(batch.producer_id), change), now)
         else:
-            self._apply_record(record.offset, change, now)
-
-    def _apply_record(self, offset: int, change: OffsetsRecord, now: Now) -> None:
-        """Replays the record at ``offset``; drops older records of open transactions for the same key."""
-        self.offset = offset
-        if isinstance(change, OffsetRecord) and change.value is not None:
-            key = (change.group, change.topic, change.partition)
-            for waiting in self.open_transactions.values():
-                if key in waiting and waiting[key][0] < offset:
-                    del waiting[key]
-        self.state_machine.replay(change, now)
+            self.state_machine.replay(change, now)
 
     def _end_transaction(self, batch: Batch, record: Record, now: Now) -> None:
-        changes = self.open_transactions.pop(batch.producer_id, {})
-        if decode_control_record(record.key, record.value).control_type != COMMIT:
-            return
-        for offset, change in changes.values():
-            self._apply_record(offset, change, now)
+        kind = decode_control_record(record.key, record.value).control_type
+        self.state_machine.transaction_ended(int(batch.producer_id), kind == COMMIT, now)

@@ -60,16 +60,3 @@ def rebuild_index(
         if one is not None:
             found.append(one)
     write_index(files, segment.transaction_index_path, found)
-
-
-def open_transaction_warnings(producers: ProducerStateManager) -> list[str]:
-    """The warning about open transactions in a partition, or no line."""
-    opened = [entry for entry in producers.entries.values() if entry.transaction_first_offset >= 0]
-    if not opened:
-        return []
-    first = min(opened, key=lambda entry: int(entry.transaction_first_offset))
-    return [
-        f"{producers.name}: {len(opened)} transactions are open, the first since offset "
-        f"{first.transaction_first_offset} (producer {first.producer_id}): consumers with "
-        "isolation.level=read_committed wait at this offset"
-    ]

@@ -18,7 +18,6 @@ from typing import Final
 
 from tidemill.log.aborted_transaction_recovery import (
     index_damage,
-    open_transaction_warnings,
     rebuild_index,
     save_recovered_aborts,
 )
@@ -195,7 +194,6 @@ class LogLoader:
             # A killed process, or this one, has changed the log, and the changes may not be on disk.
             log.durability.truncations += 1
             self.leader_epochs.changes += 1
-        self.warnings += open_transaction_warnings(self.producers)
         self._report_loss(self._describe_loss(found, end))
         return log
 

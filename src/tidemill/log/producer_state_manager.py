@@ -175,10 +175,18 @@ class VerificationGuard:
 
     Its answer is void once a marker has followed: it may have been about the transaction that the marker has
     ended (KIP-890). Batches of the producer that wait at the same time share the guard.
+
+    If each transaction has its own epoch, the marker with the same epoch belongs to the transaction before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, epoch: i64, has_own_epoch: bool) -> None:
+        self.epoch: i64 = epoch
+        self.has_own_epoch: bool = has_own_epoch
         self.uses: i64 = 0
+
+    def is_voided_by(self, epoch: i64) -> bool:
+        """Whether a marker with ``epoch`` voids the answer."""
+        return epoch > self.epoch or (epoch == self.epoch and not self.has_own_epoch)
 
 
 class ProducerStateManager:
@@ -190,8 +198,8 @@ class ProducerStateManager:
         self.transactions = PartitionTransactions()
         self.end_offset: i64 = 0
         self.snapshot_offset: i64 = -1
-        self._guards: dict[int, VerificationGuard] = {}
-        """The verifications that have begun, by producer id. They are not in a snapshot."""
+        self._guards: dict[int, dict[int, VerificationGuard]] = {}
+        """The verifications that have begun, by producer id and epoch. They are not in a snapshot."""
 
     def check(self, batch: Batch) -> KeptBatch | None:
         """The kept batch that ``batch`` duplicates; None if ``batch`` may be appended.
@@ -205,9 +213,10 @@ class ProducerStateManager:
         entry = self.entries.get(batch.producer_id)
         if entry is None:
             return None
-        duplicate = entry.duplicate_of(batch)
-        if duplicate is not None:
-            return duplicate
+        if batch.base_sequence != NO_SEQUENCE:
+            duplicate = entry.duplicate_of(batch)
+            if duplicate is not None:
+                return duplicate
         epoch: i64 = batch.producer_epoch
         if entry.transaction_first_offset >= 0 and batch.attributes & TRANSACTIONAL_FLAG == 0:
             raise KafkaError(
@@ -222,6 +231,8 @@ class ProducerStateManager:
                 ErrorCode.INVALID_PRODUCER_EPOCH,
             )
         first: i64 = batch.base_sequence
+        if first == NO_SEQUENCE:
+            return None  # The group coordinator writes offsets for a producer, without sequence numbers.
         if epoch > entry.epoch:
             if first != 0 and entry.epoch != NO_PRODUCER_EPOCH:
                 raise KafkaError(
@@ -268,22 +279,45 @@ class ProducerStateManager:
         entry = self.entries.get(producer_id)
         return entry is not None and entry.transaction_first_offset >= 0 and entry.epoch == epoch
 
-    def begin_verification(self, producer_id: i64) -> VerificationGuard:
-        """Returns the guard of a batch that would begin a transaction of the producer."""
-        guard = self._guards.get(producer_id)
+    def begin_verification(self, producer_id: i64, epoch: i64, has_own_epoch: bool) -> VerificationGuard:
+        """Returns the guard of a batch that would begin a transaction of the producer.
+
+        ``has_own_epoch``: whether each transaction of the producer has its own epoch (KIP-890).
+        """
+        guards = self._guards.get(producer_id)
+        if guards is None:
+            guards = {}
+            self._guards[producer_id] = guards
+        guard = guards.get(epoch)
         if guard is None:
-            guard = VerificationGuard()
-            self._guards[producer_id] = guard
+            guard = VerificationGuard(epoch, has_own_epoch)
+            guards[epoch] = guard
+        elif not has_own_epoch:
+            guard.has_own_epoch = False
         guard.uses += 1
         return guard
 
     def end_verification(self, producer_id: i64, guard: VerificationGuard) -> bool:
         """Ends the use of ``guard``. Returns whether it is still valid: no marker has followed."""
-        is_valid = self._guards.get(producer_id) is guard
+        guards = self._guards.get(producer_id)
+        is_valid = guards is not None and guards.get(guard.epoch) is guard
         guard.uses -= 1
-        if is_valid and guard.uses == 0:
-            del self._guards[producer_id]
+        if guards is not None and is_valid and guard.uses == 0:
+            del guards[guard.epoch]
+            if not guards:
+                del self._guards[producer_id]
         return is_valid
+
+    def _void_verifications(self, producer_id: i64, epoch: i64) -> None:
+        """Voids the verifications before a marker with ``epoch``."""
+        guards = self._guards.get(producer_id)
+        if guards is None:
+            return
+        for guard in list(guards.values()):
+            if guard.is_voided_by(epoch):
+                del guards[guard.epoch]
+        if not guards:
+            del self._guards[producer_id]
 
     def next_sequence(self, producer_id: i64, epoch: i64) -> i64:
         """The expected sequence of a producer's next batch; -1 if any is valid."""
@@ -316,7 +350,7 @@ class ProducerStateManager:
             entry = ProducerEntry(producer_id, batch.producer_epoch)
             self.entries[producer_id] = entry
         if marker is not None:
-            self._guards.pop(producer_id, None)
+            self._void_verifications(producer_id, batch.producer_epoch)
             self._end_transaction(entry, batch.producer_epoch, marker, base_offset, timestamp)
             return
         delta: i64 = batch.last_offset_delta

@@ -101,7 +101,7 @@ class ReplicaManager(PartitionEvents, LogFailureHandler):
             self,
         )
         self.leadership_listeners: list[Callable[[Partition, bool], None]] = []
-        """Called with a partition and whether this broker leads it, when that changes."""
+        """Called with a partition and whether this broker leads it, when that or its leader epoch changes."""
         self.replica_fetcher_manager: AbstractFetcherManager | None = None
         """None if no broker follows another."""
         self._marking: set[asyncio.Future[list[StorageError]]] = set()
@@ -299,7 +299,7 @@ class ReplicaManager(PartitionEvents, LogFailureHandler):
                 self.replica_fetcher_manager.remove_partition(partition)
             else:
                 self.follow(partition)
-        if led != partition.is_leader:
+        if led != partition.is_leader or (led and is_new):
             for listener in self.leadership_listeners:
                 listener(partition, partition.is_leader)
 

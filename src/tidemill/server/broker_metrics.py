@@ -12,6 +12,7 @@ from tidemill.server.metrics import HISTOGRAM, Family, counter, gauge
 from tidemill.wire.apis import API, ApiKey
 
 if TYPE_CHECKING:
+    from tidemill.broker.broker import Broker
     from tidemill.model.time_histogram import TimeHistogram
     from tidemill.replication.partition import Partition
     from tidemill.server.broker_server import BrokerServer
@@ -281,6 +282,7 @@ def _cluster(server: BrokerServer, totals: PartitionTotals) -> Iterator[Family]:
     )
     yield counter("tidemill_group_rebalances", "Completed rebalances.", broker.group_coordinator.rebalances)
     yield counter("tidemill_group_commits", "Offsets committed.", broker.group_coordinator.commits)
+    yield from _transactions(broker)
     lags = gauge(
         "tidemill_group_lag_records",
         "Records not committed yet by groups with this broker as coordinator, by group and topic.",
@@ -288,6 +290,27 @@ def _cluster(server: BrokerServer, totals: PartitionTotals) -> Iterator[Family]:
     for group, topic, lag in server.group_lags.lags() if server.group_lags is not None else ():
         lags.add(lag, group=group, topic=topic)
     yield lags
+
+
+def _transactions(broker: Broker) -> Iterator[Family]:
+    transactions = broker.transaction_coordinator
+    yield gauge(
+        "tidemill_transactional_ids",
+        "Transactional ids with this broker as coordinator.",
+        transactions.id_count(),
+    )
+    yield counter("tidemill_transactions_committed", "Committed transactions.", transactions.commits)
+    yield counter("tidemill_transactions_aborted", "Aborted transactions.", transactions.aborts)
+    yield gauge(
+        "tidemill_transaction_markers_pending",
+        "Markers of decided transactions that are not written yet.",
+        transactions.markers.unfinished,
+    )
+    yield gauge(
+        "tidemill_transaction_oldest_seconds",
+        "Age of the oldest open transaction; two-phase commits have no timeout.",
+        transactions.oldest_ms() / 1000,
+    )
 
 
 def _min_isr(totals: PartitionTotals) -> Iterator[Family]:

@@ -19,6 +19,7 @@ from enum import IntEnum
 from functools import cache
 from typing import TYPE_CHECKING
 
+from tidemill.broker.add_partitions_to_txn_manager import AddPartitionsToTxnManager
 from tidemill.broker.api_registry import APIS
 from tidemill.broker.broker import Broker
 from tidemill.broker.broker_links import BrokerLinks, inter_broker_listener
@@ -30,7 +31,9 @@ from tidemill.broker.dynamic_broker_config import DynamicBrokerConfig, effective
 from tidemill.broker.fetch_handler import FetchHandler
 from tidemill.broker.fetch_reader import FetchReader
 from tidemill.broker.fetch_session import FetchSessions
+from tidemill.broker.finalized_features import FinalizedFeatures
 from tidemill.broker.handler_dispatch import HandlerDispatch
+from tidemill.broker.inter_broker_client import InterBrokerClient
 from tidemill.broker.kafka_apis import KafkaApis
 from tidemill.broker.large_fetches import LargeFetches
 from tidemill.broker.log_cleaner import LogCleaner
@@ -38,11 +41,14 @@ from tidemill.broker.log_configs import log_config
 from tidemill.broker.metadata_cache import Delta, MetadataCache
 from tidemill.broker.produce_handler import ProduceHandler
 from tidemill.broker.produce_validation import ProduceValidation
+from tidemill.broker.transaction_markers import LeaderDestinations
 from tidemill.controller.admin_manager import generate_broker_id
 from tidemill.controller.producer_id_blocks import claim_block
 from tidemill.coordination.nodes import BrokerRegistration, Endpoint
-from tidemill.coordination.topic_image import OFFSETS_TOPIC, TopicImage
+from tidemill.coordination.topic_image import OFFSETS_TOPIC, TRANSACTION_TOPIC, TopicImage
+from tidemill.coordinator_runtime.coordinator_runtime import CoordinatorRuntime
 from tidemill.groups.group_coordinator import GroupCoordinator
+from tidemill.groups.group_metadata_manager import GroupMetadataManager
 from tidemill.log.aborted_transactions import AbortedTransactions
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
@@ -71,6 +77,8 @@ from tidemill.server.request_memory import request_bytes_max
 from tidemill.server.socket_server import ConnectionLimits, ConnectionQuotas, SocketServer, addresses_of, bind
 from tidemill.server.store_selection import open_store
 from tidemill.transactions.producer_id_manager import ProducerIdManager
+from tidemill.transactions.transaction_coordinator import TransactionConfig, TransactionCoordinator
+from tidemill.transactions.transaction_state_manager import TransactionStateManager
 
 if TYPE_CHECKING:
     from tidemill.server.free_space import FreeSpace
@@ -81,8 +89,8 @@ logger = logging.getLogger("tidemill.server")
 DEFAULT_BROKER_ID = 1
 """The id of a standalone broker without a configured id."""
 FLUSH_CHECK_S = 1.0
-GROUPS_LOAD_S = 0.2
-"""The maximum wait of the start for the groups to load. Afterwards clients receive
+COORDINATORS_LOAD_S = 0.2
+"""The maximum wait of the start for groups and transactions to load. Afterwards clients receive
 COORDINATOR_LOAD_IN_PROGRESS, which some admin clients report to their users as an error."""
 PRODUCER_IDS_CHECK_S = 5.0
 REMOVAL_CHECK_S = 1.0
@@ -172,6 +180,7 @@ class BrokerServer:
         with self.interruptible():
             self._load_logs(image.topics)
         self._build_request_path()
+        await broker.features.start()
         dynamic_config = DynamicBrokerConfig(
             config,
             broker.metadata_cache,
@@ -193,7 +202,10 @@ class BrokerServer:
             # The requests of the controller arrive through the listeners.
             self._listen()
         await self.lifecycle.wait_for_leader_and_isr()
-        await broker.group_coordinator.runtime.wait_loaded(GROUPS_LOAD_S)
+        await asyncio.gather(
+            broker.group_coordinator.runtime.wait_loaded(COORDINATORS_LOAD_S),
+            broker.transaction_coordinator.runtime.wait_loaded(COORDINATORS_LOAD_S),
+        )
         if self._stage < Stage.LISTENING:
             self._listen()
         self._stage = Stage.STARTED
@@ -273,7 +285,7 @@ class BrokerServer:
         self._stage = Stage.LOGS_LOADED
         broker.replica_manager.full_disks.report_warnings()
 
-    def _build_request_path(self) -> None:
+    def _create_coordinators(self) -> None:
         broker = self.broker
         config = broker.config
         used = broker.log_manager.producer_id_max()
@@ -286,11 +298,38 @@ class BrokerServer:
             ClusterCoordinatorTopic(broker, OFFSETS_TOPIC, "offsets.topic.num.partitions"),
             broker.clock,
         )
+        # A broker handles the requests of a connection in order, and responds to markers once they are
+        # committed. Verifications, and the Produce requests that need them, must not wait for that.
+        self.marker_client = self._inter_broker_client()
+        self.verification_client = self._inter_broker_client()
+        broker.features = FinalizedFeatures(broker.store)
+        broker.transaction_coordinator = TransactionCoordinator(
+            log=PartitionCoordinatorLog(broker, TRANSACTION_TOPIC),
+            topic=ClusterCoordinatorTopic(broker, TRANSACTION_TOPIC, "transaction.state.log.num.partitions"),
+            config=TransactionConfig.from_broker(config),
+            producer_ids=broker.producer_id_manager,
+            destinations=LeaderDestinations(broker, self.marker_client),
+            transaction_version=lambda: broker.features.transaction_version,
+            clock=broker.clock,
+        )
         broker.replica_manager.leadership_listeners.append(self._leadership_changed)
+
+    def _inter_broker_client(self) -> InterBrokerClient:
+        broker = self.broker
+        links = BrokerLinks(broker.node_id, lambda: broker.config, broker.store, broker.metadata_cache)
+        return InterBrokerClient(links, lambda: broker.config.seconds("request.timeout.ms"))
+
+    def _build_request_path(self) -> None:
+        broker = self.broker
+        config = broker.config
+        self._create_coordinators()
         self.deadlines = Deadlines(self.loop)
         self.memory = MemoryPool(self.loop, request_bytes_max(config))
         self.conversions = ConversionWorkers(config.int("tidemill.conversion.processes"))
-        self.produce_validation = ProduceValidation(self.loop, self._workers, self.memory, self.conversions)
+        broker.add_partitions_to_txn = AddPartitionsToTxnManager(broker, self.verification_client)
+        self.produce_validation = ProduceValidation(
+            self.loop, self._workers, self.memory, self.conversions, broker.add_partitions_to_txn.verify
+        )
         topics, clock = broker.replica_manager.topics, broker.clock
         self.produce_handler = ProduceHandler(
             topics, clock, self.deadlines, self.produce_validation, self.memory
@@ -383,14 +422,17 @@ class BrokerServer:
         await self.log_cleaner.checkpoint()
 
     def _leadership_changed(self, partition: Partition, leads: bool) -> None:
-        if partition.topic != OFFSETS_TOPIC:
+        runtime: CoordinatorRuntime[GroupMetadataManager] | CoordinatorRuntime[TransactionStateManager]
+        if partition.topic == OFFSETS_TOPIC:
+            runtime = self.broker.group_coordinator.runtime
+        elif partition.topic == TRANSACTION_TOPIC:
+            runtime = self.broker.transaction_coordinator.runtime
+        else:
             return
         if leads:
-            self.broker.group_coordinator.runtime.become_leader(
-                int(partition.index), int(partition.leader_epoch)
-            )
+            runtime.become_leader(int(partition.index), int(partition.leader_epoch))
         else:
-            self.broker.group_coordinator.runtime.resign(int(partition.index))
+            runtime.resign(int(partition.index))
 
     # Periodic tasks.
 
@@ -398,6 +440,7 @@ class BrokerServer:
         config = self.broker.config
         partitions = self.broker.replica_manager
         self.broker.group_coordinator.start()
+        self.broker.transaction_coordinator.start()
         retention_s = config.seconds("log.retention.check.interval.ms")
         self._scheduler.schedule(
             retention_s,
@@ -478,6 +521,10 @@ class BrokerServer:
             await self.lifecycle.stop()
         if reached >= Stage.HAS_REQUEST_PATH:
             await broker.group_coordinator.stop()
+            await broker.transaction_coordinator.runtime.stop()
+            await broker.features.stop()
+            self.marker_client.stop()
+            self.verification_client.stop()
             await self.produce_validation.stop()
             await self.down_conversion.stop()
             self.conversions.close()

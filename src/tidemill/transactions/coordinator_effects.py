@@ -11,16 +11,10 @@ from typing import NamedTuple, TypeAlias
 from tidemill.coordinator_runtime.coordinator_effects import Append, CancelTimer, Reply, SetTimer, Waiter
 from tidemill.coordinator_runtime.value_classes import Value
 from tidemill.model.errors import ErrorCode
+from tidemill.model.transaction_types import ProducerIdAndEpoch
 from tidemill.model.types import TopicPartition
 from tidemill.transactions.transaction_log import TransactionRecord
 from tidemill.transactions.transaction_metadata import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TransactionMetadata
-
-
-class ProducerIdAndEpoch(NamedTuple):
-    """Identifies a producer: an older epoch of its id is fenced."""
-
-    producer_id: int
-    epoch: int
 
 
 class InitProducerIdRequest(Value):
@@ -29,15 +23,19 @@ class InitProducerIdRequest(Value):
     transactional_id: str
     timeout_ms: int
     expected: ProducerIdAndEpoch | None = None
-    """The producer that goes on after an error (KIP-360)."""
+    """The producer that continues after an error (KIP-360)."""
+    keeps_prepared: bool = False
+    """Whether an open transaction is taken over, and not aborted (KIP-939)."""
 
 
 class ProducerResult(Value):
-    """The response to InitProducerId and EndTxn: the id and epoch with which the producer goes on."""
+    """The response to InitProducerId and EndTxn: the id and epoch with which the producer continues."""
 
     error: ErrorCode
     producer_id: int = NO_PRODUCER_ID
     epoch: int = NO_PRODUCER_EPOCH
+    kept: ProducerIdAndEpoch = ProducerIdAndEpoch(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+    """The producer of the transaction that was taken over (KIP-939)."""
 
 
 class AddPartitionsRequest(Value):
@@ -74,6 +72,8 @@ class TransactionTimer(Enum):
 
     COMPLETION = "completion"
     """Repeats the append that completes a transaction."""
+    DEFERRED = "deferred"
+    """Refuses the requests that wait for the end of an earlier one."""
 
 
 class TimerKey(NamedTuple):
@@ -102,11 +102,9 @@ class EndStored(Value):
     """The write of the decision on a transaction has ended: its markers can be written."""
 
     waiter: Waiter | None
-    """None if its producer has not requested the end."""
+    """None if no producer has requested the end."""
     transactional_id: str
     metadata: TransactionMetadata
-    is_fence: bool
-    """Whether the waiter is a new producer, which repeats its InitProducerId."""
 
 
 class CompletionStored(Value):
@@ -162,11 +160,3 @@ Effect: TypeAlias = (
     | SendMarkers
     | TransactionEnded
 )
-
-
-class ListedTransaction(Value):
-    """An entry of the list of transactions."""
-
-    transactional_id: str
-    producer_id: int
-    state: str

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tidemill.coordinator_runtime.coordinator_interfaces import CoordinatorLog, CoordinatorTopic
 from tidemill.coordinator_runtime.coordinator_runtime import CoordinatorRuntime
-from tidemill.coordinator_runtime.coordinator_shard import CoordinatorShard, Loader
+from tidemill.coordinator_runtime.coordinator_shard import CoordinatorShard
+from tidemill.coordinator_runtime.state_machine import Loader
 from tidemill.coordinator_runtime.timers import ShardTimerKey
 from tidemill.coordinator_runtime.value_classes import Value
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.event_loop_slices import ITEMS_PER_SLICE, slices_of
 from tidemill.model.system_interfaces import Clock
+from tidemill.model.transaction_types import NO_TIMEOUT_MS, ProducerIdAndEpoch
 from tidemill.model.types import TopicPartition
 from tidemill.net.deadlines import Scheduler
 from tidemill.transactions.coordinator_effects import (
@@ -30,8 +32,6 @@ from tidemill.transactions.coordinator_effects import (
     AllocateProducerId,
     EndTransactionRequest,
     InitProducerIdRequest,
-    ListedTransaction,
-    ProducerIdAndEpoch,
     ProducerResult,
     SendMarkers,
     TransactionEnded,
@@ -55,13 +55,14 @@ TransactionShard: TypeAlias = CoordinatorShard[TransactionStateManager]
 """A partition of ``__transaction_state``."""
 
 APPEND_TIMEOUT_MS: Final = 5_000
-"""After this time the response to a request is COORDINATOR_NOT_AVAILABLE; the append goes on."""
+"""After this time the response to a request is COORDINATOR_NOT_AVAILABLE; the append continues."""
 
 
 class TransactionConfig(Value):
     """The settings of the broker configuration that the coordinator reads. Times in milliseconds."""
 
     unpacked_bytes_max: int
+    has_two_phase_commit: bool = False
     max_timeout_ms: int = 900_000
     id_expiration_ms: int = 604_800_000
     abort_interval_ms: int = 10_000
@@ -74,6 +75,7 @@ class TransactionConfig(Value):
 
         return cls(
             unpacked_bytes_max=config.int(UNPACKED_KEY),
+            has_two_phase_commit=config.bool("transaction.two.phase.commit.enable"),
             max_timeout_ms=config.int("transaction.max.timeout.ms"),
             id_expiration_ms=config.int("transactional.id.expiration.ms"),
             abort_interval_ms=config.int("transaction.abort.timed.out.transaction.cleanup.interval.ms"),
@@ -167,13 +169,20 @@ class TransactionCoordinator:
         """Runs a periodic task."""
         if key is TransactionTask.ABORT_TIMED_OUT:
             self._schedule(TransactionTask.ABORT_TIMED_OUT, self.config.abort_interval_ms)
-            for shard in list(self.runtime.shards.values()):
-                if shard.is_active:
-                    shard.machine.abort_timed_out(shard.now())
-                    shard.perform_effects()
+            self.runtime.tasks.start(self.abort_timed_out())
         else:
             self._schedule(TransactionTask.EXPIRE_IDS, self.config.expire_interval_ms)
             self.runtime.tasks.start(self.expire())
+
+    async def abort_timed_out(self) -> None:
+        """Aborts the transactions that have timed out, in slices."""
+        for shard in list(self.runtime.shards.values()):
+            for names in slices_of(list(shard.machine.ongoing), ITEMS_PER_SLICE):
+                if not shard.is_active:
+                    break
+                shard.machine.abort_timed_out(names, shard.now())
+                shard.perform_effects()
+                await asyncio.sleep(0)
 
     async def expire(self) -> None:
         """Removes transactional ids that were not used for long, in slices."""
@@ -193,8 +202,16 @@ class TransactionCoordinator:
     async def _allocate_producer_id(self, shard: TransactionShard, name: str) -> None:
         try:
             producer_id = await self._producer_ids.next()
-        except KafkaError as problem:
-            shard.machine.producer_id_refused(name, problem.code)
+        except Exception as problem:
+            code = problem.code if isinstance(problem, KafkaError) else ErrorCode.UNKNOWN_SERVER_ERROR
+            logger.warning(
+                "no producer id for transactional id %s: %s",
+                name,
+                problem,
+                # Other exceptions than KafkaErrors are bugs.
+                exc_info=None if isinstance(problem, KafkaError) else problem,
+            )
+            shard.machine.producer_id_refused(name, code, shard.now())
         else:
             shard.machine.producer_id_allocated(name, producer_id, shard.now())
         shard.perform_effects()
@@ -207,7 +224,7 @@ class TransactionCoordinator:
 
         self.markers.send(
             [
-                PartitionMarker(effect.marker, where, shard.epoch, written, lambda: shard.is_active)
+                PartitionMarker(effect.marker, where, lambda: shard.epoch, written, lambda: shard.is_active)
                 for where in effect.partitions
             ]
         )
@@ -219,15 +236,20 @@ class TransactionCoordinator:
 
     async def init_producer_id(self, request: InitProducerIdRequest) -> ProducerResult:
         """Begins a producer: returns its id and epoch. Older producers of the transactional id are fenced."""
-        if not 0 < request.timeout_ms <= self.config.max_timeout_ms:
-            return ProducerResult(error=ErrorCode.INVALID_TRANSACTION_TIMEOUT)
         shard, error = self._find(request.transactional_id)
+        if request.transactional_id and not self._is_valid_timeout(request.timeout_ms):
+            return ProducerResult(error=ErrorCode.INVALID_TRANSACTION_TIMEOUT)
         if shard is None:
             return ProducerResult(error=error)
         response: asyncio.Future[ProducerResult] = shard.submit(
             partial(shard.machine.init_producer_id, request)
         )
         return await response
+
+    def _is_valid_timeout(self, timeout_ms: int) -> bool:
+        if timeout_ms == NO_TIMEOUT_MS and self.config.has_two_phase_commit:
+            return True
+        return 0 < timeout_ms <= self.config.max_timeout_ms
 
     async def add_partitions(self, request: AddPartitionsRequest) -> ErrorCode:
         """Adds partitions to a transaction; returns once they are in the log."""
@@ -265,13 +287,31 @@ class TransactionCoordinator:
             return error
         return shard.machine.transactions.get(name, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
 
-    def list_transactions(self) -> tuple[ErrorCode, list[ListedTransaction]]:
-        """Returns the transactional ids of this broker, with an error while some are being loaded."""
-        found: list[ListedTransaction] = []
+    def id_count(self) -> int:
+        """The number of transactional ids that this broker coordinates, for the metrics."""
+        return sum(len(shard.machine.transactions) for shard in self.runtime.shards.values())
+
+    def oldest_ms(self) -> int:
+        """The age of the oldest open transaction in milliseconds, for the metrics; 0 without one."""
+        return max(
+            (
+                shard.now().wall_ms - start_ms
+                for shard in self.runtime.shards.values()
+                if (start_ms := shard.machine.oldest_start_ms) is not None
+            ),
+            default=0,
+        )
+
+    def list_transactions(self) -> tuple[ErrorCode, list[Mapping[str, TransactionMetadata]]]:
+        """Returns the transactional ids of each partition, with an error while some are being loaded.
+
+        The mappings change with the transactions.
+        """
+        found: list[Mapping[str, TransactionMetadata]] = []
         error = ErrorCode.NONE
         for shard in self.runtime.shards.values():
             if shard.is_active:
-                found.extend(shard.machine.list_transactions())
+                found.append(shard.machine.transactions)
             else:
                 error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return error, found

@@ -18,7 +18,8 @@ value                     after the version
                           NULLABLE ARRAY of (topic STRING, partitions ARRAY of INT32), last update INT64,
                           start INT64
 1                         as 0 in compact types, then tagged fields; tag 0: previous producer id INT64, tag 1:
-                          next producer id INT64, tag 2: transaction version of the client INT16
+                          next producer id INT64, tag 2: transaction version of the client INT16, tag 3: next
+                          producer epoch INT16 (Kafka 4.3 reads it, and does not use it)
 ========================  ====================================================================================
 
 Times are milliseconds. The partitions are null in the state Empty. A null value is a tombstone: the
@@ -62,6 +63,7 @@ class TransactionLogValue(Struct, versions="0-1", flexible="1+"):
     previous_producer_id: int = field(INT64, "1+", tag=0, default=-1, ignorable=True)
     next_producer_id: int = field(INT64, "1+", tag=1, default=-1, ignorable=True)
     producer_epoch: int = field(INT16)
+    next_producer_epoch: int = field(INT16, "1+", tag=3, default=-1, ignorable=True)
     transaction_timeout_ms: int = field(INT32)
     transaction_status: int = field(INT8)
     transaction_partitions: list[TransactionPartitions] | None = field([TransactionPartitions], nullable="0+")
@@ -94,6 +96,7 @@ class TransactionRecord(NamedTuple):
             producer_id=metadata.producer_id,
             previous_producer_id=metadata.previous_producer_id,
             next_producer_id=metadata.next_producer_id,
+            next_producer_epoch=metadata.next_producer_epoch,
             producer_epoch=metadata.producer_epoch,
             transaction_timeout_ms=metadata.timeout_ms,
             transaction_status=int(metadata.state),
@@ -147,5 +150,6 @@ def _metadata(value: TransactionLogValue) -> TransactionMetadata:
         start_ms=value.transaction_start_timestamp_ms,
         previous_producer_id=value.previous_producer_id,
         next_producer_id=value.next_producer_id,
+        next_producer_epoch=value.next_producer_epoch,
         client_version=value.client_transaction_version,
     )

@@ -1,22 +1,11 @@
-"""The state of one transactional id, and the transitions between its states.
-
-==================  ==========================================================================================
-state               the next states
-==================  ==========================================================================================
-Empty               Ongoing, with the first partition; PrepareAbort (transaction.version 2)
-Ongoing             PrepareCommit or PrepareAbort
-PrepareCommit       CompleteCommit, once all partitions have their markers
-PrepareAbort        CompleteAbort, once all partitions have their markers
-CompleteCommit,     Ongoing; Empty by InitProducerId; PrepareAbort (transaction.version 2)
-CompleteAbort
-==================  ==========================================================================================
+"""The state of one transactional id, and the transitions between its states (:data:`TRANSITIONS`).
 
 A :class:`TransactionMetadata` is not changed; a transition returns another one, which is a record of
 ``__transaction_state`` first, and the state of the id once that record is committed.
 
 Epochs go up to 32,766. The last one, 32,767, is kept for the coordinator, so that it can fence a producer.
 
-Source: Apache Kafka, ``TransactionMetadata.java``; KIP-98, KIP-360, KIP-890.
+Source: Apache Kafka, ``TransactionMetadata.java``; KIP-98, KIP-360, KIP-890, KIP-939.
 """
 
 from __future__ import annotations
@@ -25,6 +14,8 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.transaction_types import NO_TIMEOUT_MS, ProducerIdAndEpoch
+from tidemill.model.transition_table import NONE, TransitionTable
 from tidemill.model.types import TopicPartition
 
 NO_PRODUCER_ID: Final = -1
@@ -32,8 +23,6 @@ NO_PRODUCER_EPOCH: Final = -1
 LAST_EPOCH: Final = 32_766
 """The last epoch of a producer; the next one has another producer id."""
 FENCED_EPOCH: Final = 32_767
-NO_TIMEOUT_MS: Final = 2**31 - 1
-"""The timeout of a two-phase commit (KIP-939): another system decides on its end."""
 NO_TIME_MS: Final = -1
 EPOCH_BUMP_VERSION: Final = 2
 """The transaction version from which on the epoch grows with each transaction (KIP-890)."""
@@ -70,6 +59,46 @@ ENDED: Final = frozenset(
 )
 """The states without a transaction."""
 
+EMPTY: Final = int(TransactionState.EMPTY)
+ONGOING: Final = int(TransactionState.ONGOING)
+PREPARE_COMMIT: Final = int(TransactionState.PREPARE_COMMIT)
+PREPARE_ABORT: Final = int(TransactionState.PREPARE_ABORT)
+COMPLETE_COMMIT: Final = int(TransactionState.COMPLETE_COMMIT)
+COMPLETE_ABORT: Final = int(TransactionState.COMPLETE_ABORT)
+
+
+class TransactionEvent(IntEnum):
+    """The columns of :data:`TRANSITIONS`."""
+
+    INITIALIZE = 0
+    """InitProducerId: a producer begins."""
+    KEEP_PREPARED = 1
+    """InitProducerId with keepPreparedTxn: a producer takes over a prepared transaction (KIP-939)."""
+    ADD_PARTITIONS = 2
+    COMMIT = 3
+    ABORT = 4
+    """Of a transaction without partitions only with transaction version 2 (KIP-890)."""
+    COMPLETE = 5
+    """All partitions have their markers."""
+
+
+TRANSITIONS: Final = TransitionTable(
+    "transaction",
+    list(STATE_NAMES.values()),
+    [event.name for event in TransactionEvent],
+    [
+        [EMPTY, NONE, ONGOING, NONE, PREPARE_ABORT, NONE],  # EMPTY
+        [NONE, ONGOING, ONGOING, PREPARE_COMMIT, PREPARE_ABORT, NONE],  # ONGOING
+        [NONE, NONE, NONE, NONE, NONE, COMPLETE_COMMIT],  # PREPARE_COMMIT
+        [NONE, NONE, NONE, NONE, NONE, COMPLETE_ABORT],  # PREPARE_ABORT
+        [EMPTY, NONE, ONGOING, NONE, PREPARE_ABORT, NONE],  # COMPLETE_COMMIT
+        [EMPTY, NONE, ONGOING, NONE, PREPARE_ABORT, NONE],  # COMPLETE_ABORT
+        [NONE, NONE, NONE, NONE, NONE, NONE],  # DEAD, which is not written
+        [NONE, NONE, NONE, NONE, NONE, NONE],  # PREPARE_EPOCH_FENCE, which is not written
+    ],
+)
+"""The replay of a record sets the state without a transition."""
+
 
 class TransactionMetadata(NamedTuple):
     """The state of a transactional id. Times are wall clock milliseconds."""
@@ -84,16 +113,35 @@ class TransactionMetadata(NamedTuple):
     """When the transaction began; the value of a former transaction may remain."""
     previous_producer_id: int = NO_PRODUCER_ID
     next_producer_id: int = NO_PRODUCER_ID
-    """The id of the producer after a transaction that ends with its last epoch."""
+    next_producer_epoch: int = NO_PRODUCER_EPOCH
+    """The producer after the transaction, if it is not the one with the next epoch: the transaction had the
+    last epoch of its id (then the epoch is absent and counts as 0), or another producer has taken over a
+    prepared transaction (KIP-939)."""
     last_producer_epoch: int = NO_PRODUCER_EPOCH
     """The epoch before the last InitProducerId of the producer itself; it is not in the log."""
     client_version: int = 0
     """The transaction version of the client that changed the state."""
 
+    def state_after(self, event: TransactionEvent) -> TransactionState:
+        """Returns the state after ``event``. Raises RuntimeError if :data:`TRANSITIONS` has none."""
+        return TransactionState(TRANSITIONS.after(int(self.state), int(event)))
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether another producer has taken over the prepared transaction (KIP-939)."""
+        return self.state is TransactionState.ONGOING and self.next_producer_epoch != NO_PRODUCER_EPOCH
+
+    @property
+    def latest(self) -> ProducerIdAndEpoch:
+        """The producer that may end the transaction, or begin another one."""
+        if self.next_producer_id == NO_PRODUCER_ID:
+            return ProducerIdAndEpoch(self.producer_id, self.producer_epoch)
+        return ProducerIdAndEpoch(self.next_producer_id, max(self.next_producer_epoch, 0))
+
     @property
     def is_epoch_exhausted(self) -> bool:
-        """Whether the producer needs another producer id for another epoch."""
-        return self.producer_epoch >= LAST_EPOCH
+        """Whether the latest producer needs another producer id for another epoch."""
+        return self.latest.epoch >= LAST_EPOCH
 
     @property
     def has_timeout(self) -> bool:
@@ -111,11 +159,13 @@ def create(producer_id: int, timeout_ms: int, now_ms: int) -> TransactionMetadat
 def increment_epoch(
     before: TransactionMetadata, timeout_ms: int, expected_epoch: int | None, now_ms: int
 ) -> TransactionMetadata:
-    """Returns the state after InitProducerId. ``expected_epoch`` is that of a producer that goes on.
+    """Returns the state after InitProducerId. ``expected_epoch``: the epoch of a producer that
+    continues after an error.
 
     Raises KafkaError with PRODUCER_FENCED if another producer has begun with a later epoch.
     """
     epoch = before.producer_epoch + 1
+    previous = before.producer_id
     if expected_epoch is None:
         last = NO_PRODUCER_EPOCH
     elif expected_epoch == before.producer_epoch or before.producer_epoch == NO_PRODUCER_EPOCH:
@@ -123,14 +173,16 @@ def increment_epoch(
     elif expected_epoch == before.last_producer_epoch:
         # The producer repeats a request whose response it has not received. An InitProducerId of another
         # producer would have removed the last epoch.
-        epoch, last = before.producer_epoch, expected_epoch
+        epoch, last, previous = before.producer_epoch, expected_epoch, before.previous_producer_id
     else:
         raise KafkaError(
             f"the producer has epoch {expected_epoch}, and the last epoch is {before.producer_epoch}:"
             " another producer uses this transactional id",
             ErrorCode.PRODUCER_FENCED,
         )
-    return _initialized(before, timeout_ms, now_ms)._replace(producer_epoch=epoch, last_producer_epoch=last)
+    return _initialized(before, timeout_ms, now_ms)._replace(
+        producer_epoch=epoch, last_producer_epoch=last, previous_producer_id=previous
+    )
 
 
 def rotate_producer_id(
@@ -147,12 +199,36 @@ def _initialized(before: TransactionMetadata, timeout_ms: int, now_ms: int) -> T
     return before._replace(
         previous_producer_id=before.producer_id,
         next_producer_id=NO_PRODUCER_ID,
+        next_producer_epoch=NO_PRODUCER_EPOCH,
         timeout_ms=timeout_ms,
-        state=TransactionState.EMPTY,
+        state=before.state_after(TransactionEvent.INITIALIZE),
         partitions=frozenset(),
         start_ms=NO_TIME_MS,
         update_ms=now_ms,
         client_version=0,
+    )
+
+
+def keep_prepared(
+    before: TransactionMetadata, producer_id: int, timeout_ms: int, now_ms: int
+) -> TransactionMetadata:
+    """Returns the state of a prepared transaction that another producer takes over.
+
+    The producer has the next epoch, or epoch 0 of ``producer_id`` if that is given. The transaction keeps its
+    own id and epoch, which the other system knows.
+    """
+    latest = before.latest
+    following = (
+        ProducerIdAndEpoch(latest.producer_id, latest.epoch + 1)
+        if producer_id == NO_PRODUCER_ID
+        else ProducerIdAndEpoch(producer_id, 0)
+    )
+    return before._replace(
+        next_producer_id=following.producer_id,
+        next_producer_epoch=following.epoch,
+        state=before.state_after(TransactionEvent.KEEP_PREPARED),
+        timeout_ms=timeout_ms,
+        update_ms=now_ms,
     )
 
 
@@ -171,7 +247,8 @@ def add_partitions(
     return before._replace(
         previous_producer_id=before.producer_id,
         next_producer_id=NO_PRODUCER_ID,
-        state=TransactionState.ONGOING,
+        next_producer_epoch=NO_PRODUCER_EPOCH,
+        state=before.state_after(TransactionEvent.ADD_PARTITIONS),
         partitions=partitions if begins else before.partitions | partitions,
         start_ms=now_ms if begins else before.start_ms,
         update_ms=now_ms,
@@ -189,13 +266,20 @@ def prepare_end(
     """
     epoch, last = before.producer_epoch, before.last_producer_epoch
     if client_version >= EPOCH_BUMP_VERSION:
-        epoch, last = min(epoch + 1, FENCED_EPOCH), epoch
+        epoch, last = min(epoch + 1, FENCED_EPOCH), before.latest.epoch
+    next_epoch = NO_PRODUCER_EPOCH
+    if before.is_kept and next_producer_id == NO_PRODUCER_ID:
+        next_producer_id, next_epoch = before.latest.producer_id, before.latest.epoch + 1
+    if before.is_kept:
+        # The producer that ends it goes on with InitProducerId, if its EndTxn returns no epoch.
+        last = before.latest.epoch
     return before._replace(
-        previous_producer_id=before.producer_id,
+        previous_producer_id=before.latest.producer_id,
         next_producer_id=next_producer_id,
+        next_producer_epoch=next_epoch,
         producer_epoch=epoch,
         last_producer_epoch=last,
-        state=TransactionState.PREPARE_COMMIT if is_commit else TransactionState.PREPARE_ABORT,
+        state=before.state_after(TransactionEvent.COMMIT if is_commit else TransactionEvent.ABORT),
         start_ms=now_ms if before.state in ENDED else before.start_ms,
         update_ms=now_ms,
         client_version=client_version,
@@ -204,16 +288,14 @@ def prepare_end(
 
 def complete(before: TransactionMetadata, now_ms: int) -> TransactionMetadata:
     """Returns the state after the last marker."""
-    producer_id, epoch = before.producer_id, before.producer_epoch
-    if before.client_version >= EPOCH_BUMP_VERSION and before.next_producer_id != NO_PRODUCER_ID:
-        producer_id, epoch = before.next_producer_id, 0
-    is_commit = before.state is TransactionState.PREPARE_COMMIT
+    producer_id, epoch = before.latest
     return before._replace(
-        previous_producer_id=before.producer_id,
+        previous_producer_id=before.previous_producer_id,
         next_producer_id=NO_PRODUCER_ID,
+        next_producer_epoch=NO_PRODUCER_EPOCH,
         producer_id=producer_id,
         producer_epoch=epoch,
-        state=TransactionState.COMPLETE_COMMIT if is_commit else TransactionState.COMPLETE_ABORT,
+        state=before.state_after(TransactionEvent.COMPLETE),
         partitions=frozenset(),
         update_ms=now_ms,
     )

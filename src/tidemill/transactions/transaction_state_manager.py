@@ -2,9 +2,11 @@
 
 The state machine has no clock, no log and no socket. A method receives an event and its time.
 :meth:`TransactionStateManager.take_effects` returns the effects, which the caller performs in order. The
-state of a transactional id changes only when its record is replayed. From the append of a record until its
-end, the id is *pending*: other requests for it get CONCURRENT_TRANSACTIONS, also if the response to the first
-one was an error because the append took too long.
+state of a transactional id changes only when its record is replayed.
+
+An id is *busy* from the append of a record until its end, also if the response to the request was an error
+because the append took too long, and while the markers of a transaction are written. Other requests for it
+wait for a short time, and then get CONCURRENT_TRANSACTIONS. Kafka refuses them at once.
 
 Source: Apache Kafka, ``TransactionCoordinator.scala``, ``TransactionStateManager.scala``; KIP-98, KIP-360,
 KIP-890.
@@ -12,12 +14,21 @@ KIP-890.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Final, TypeAlias
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from typing import Final, NamedTuple, TypeAlias
 
-from tidemill.coordinator_runtime.coordinator_effects import Append, Now, Reply, SetTimer, Waiter
-from tidemill.coordinator_runtime.coordinator_shard import APPEND_ERRORS
+from tidemill.coordinator_runtime.coordinator_effects import (
+    Append,
+    CancelTimer,
+    Now,
+    Reply,
+    SetTimer,
+    Waiter,
+)
+from tidemill.coordinator_runtime.state_machine import APPEND_ERRORS
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.transaction_types import ProducerIdAndEpoch
 from tidemill.model.types import TopicPartition
 from tidemill.transactions import transaction_metadata
 from tidemill.transactions.coordinator_effects import (
@@ -31,9 +42,7 @@ from tidemill.transactions.coordinator_effects import (
     EndTransactionRequest,
     IdsRemoved,
     InitProducerIdRequest,
-    ListedTransaction,
     PartitionsStored,
-    ProducerIdAndEpoch,
     ProducerResult,
     ProducerStored,
     Response,
@@ -51,32 +60,47 @@ from tidemill.transactions.transaction_metadata import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     PREPARED,
-    STATE_NAMES,
     TransactionMetadata,
     TransactionState,
 )
 
+DEFERRED_MS: Final = 200
+"""How long requests wait for the end of an earlier one. Clients repeat refused ones after 20 to 100 ms."""
+DEFERRED_MAX: Final = 5
+"""The requests for one id that wait; a client sends one after the other."""
 COMPLETION_RETRY_MS: Final = 100
 """The pause before the append of a completed transaction is repeated."""
 
 
-class AwaitedInit:
+class Deferred(NamedTuple):
+    """A request that waits until its transactional id is not busy."""
+
+    handle: Callable[[Now], None]
+    waiter: Waiter
+    refusal: Response
+
+
+class AwaitedInit(NamedTuple):
     """An InitProducerId that waits for a producer id."""
 
-    def __init__(self, request: InitProducerIdRequest, waiter: Waiter) -> None:
-        self.request = request
-        self.waiter = waiter
+    request: InitProducerIdRequest
+    waiter: Waiter
 
 
-class AwaitedEnd:
+class AwaitedEnd(NamedTuple):
     """An EndTxn that waits for a producer id."""
 
-    def __init__(self, request: EndTransactionRequest, waiter: Waiter) -> None:
-        self.request = request
-        self.waiter = waiter
+    request: EndTransactionRequest
+    waiter: Waiter
 
 
-Awaited: TypeAlias = AwaitedInit | AwaitedEnd
+class AwaitedFence:
+    """The abort of a transaction whose producer has the last epoch; it waits for a producer id."""
+
+    waiter: Final = None
+
+
+Awaited: TypeAlias = AwaitedInit | AwaitedEnd | AwaitedFence
 
 
 class TransactionStateManager:
@@ -89,8 +113,12 @@ class TransactionStateManager:
         """The ids with a record that is being written."""
         self._awaited: dict[str, Awaited] = {}
         """The requests that wait for a producer id, by transactional id."""
-        self._ongoing: set[str] = set()
-        """The ids whose transaction may time out."""
+        self._deferred: dict[str, list[Deferred]] = {}
+        """The requests that wait for the end of an earlier one, by transactional id."""
+        self.ongoing: dict[str, int] = {}
+        """The ids with an open transaction, which may time out; and its start, in wall clock milliseconds."""
+        self._prepared: set[str] = set()
+        """The ids whose transaction is decided, and may lack markers."""
         self._unmarked: dict[str, set[TopicPartition]] = {}
         """The partitions without a marker yet, by transactional id."""
         self._transaction_version = transaction_version
@@ -115,29 +143,51 @@ class TransactionStateManager:
     def init_producer_id(self, request: InitProducerIdRequest, waiter: Waiter, now: Now) -> None:
         """Begins a producer; ``waiter`` gets a :class:`ProducerResult`.
 
-        A transaction of the producer before it is aborted. The new producer gets CONCURRENT_TRANSACTIONS and
-        repeats its request.
+        A transaction of the producer before it is aborted first.
         """
         name = request.transactional_id
         if self._is_busy(name):
-            self._reply(waiter, ProducerResult(error=ErrorCode.CONCURRENT_TRANSACTIONS))
+            self._defer_init(request, waiter, now)
             return
         before = self.transactions.get(name)
         if before is None:
             self._await_producer_id(name, AwaitedInit(request, waiter))
             return
-        if request.expected is not None and not _may_go_on(before, request.expected):
+        if request.expected is not None and not _may_continue(before, request.expected):
             self._reply(waiter, ProducerResult(error=ErrorCode.PRODUCER_FENCED))
         elif before.state in PREPARED:
-            self._reply(waiter, ProducerResult(error=ErrorCode.CONCURRENT_TRANSACTIONS))
+            self._defer_init(request, waiter, now)
+        elif before.state is TransactionState.ONGOING and request.keeps_prepared:
+            if before.is_epoch_exhausted:
+                self._await_producer_id(name, AwaitedInit(request, waiter))
+            else:
+                self._keep_prepared(before, request, NO_PRODUCER_ID, waiter, now)
         elif before.state is TransactionState.ONGOING:
-            self._fence(name, before, waiter, now)
+            self._fence(name, before, now)
+            self._defer_init(request, waiter, now)
         elif before.is_epoch_exhausted and (
             request.expected is None or request.expected.epoch == before.producer_epoch
         ):
             self._await_producer_id(name, AwaitedInit(request, waiter))
         else:
             self._increment_epoch(before, request, waiter, now)
+
+    def _keep_prepared(
+        self,
+        before: TransactionMetadata,
+        request: InitProducerIdRequest,
+        producer_id: int,
+        waiter: Waiter,
+        now: Now,
+    ) -> None:
+        """Lets the producer take over a prepared transaction."""
+        after = transaction_metadata.keep_prepared(before, producer_id, request.timeout_ms, now.wall_ms)
+        self._store_producer(request.transactional_id, after, waiter)
+
+    def _defer_init(self, request: InitProducerIdRequest, waiter: Waiter, now: Now) -> None:
+        refusal = ProducerResult(error=ErrorCode.CONCURRENT_TRANSACTIONS)
+        handle = partial(self.init_producer_id, request, waiter)
+        self._defer(request.transactional_id, Deferred(handle, waiter, refusal), now)
 
     def _increment_epoch(
         self, before: TransactionMetadata, request: InitProducerIdRequest, waiter: Waiter, now: Now
@@ -153,16 +203,31 @@ class TransactionStateManager:
     def _store_producer(self, name: str, after: TransactionMetadata, waiter: Waiter) -> None:
         self._append(name, after, ProducerStored(waiter=waiter, transactional_id=name, metadata=after))
 
-    def _fence(self, name: str, before: TransactionMetadata, waiter: Waiter | None, now: Now) -> None:
-        """Aborts a transaction with an epoch that its producer does not have."""
+    def _fence(self, name: str, before: TransactionMetadata, now: Now) -> None:
+        """Aborts a transaction with an epoch that its producer does not have.
+
+        With transaction version 2 each end has such an epoch. Then a producer whose transaction has timed out
+        may go on with it (KIP-588), as after an end of its own.
+        """
+        version = self._transaction_version()
+        if version < EPOCH_BUMP_VERSION:
+            self._prepare_fence(name, transaction_metadata.fence(before), version, NO_PRODUCER_ID, now)
+        elif before.is_epoch_exhausted:
+            self._await_producer_id(name, AwaitedFence())
+        else:
+            self._prepare_fence(name, before, version, NO_PRODUCER_ID, now)
+
+    def _prepare_fence(
+        self, name: str, before: TransactionMetadata, version: int, next_producer_id: int, now: Now
+    ) -> None:
         after = transaction_metadata.prepare_end(
-            transaction_metadata.fence(before),
+            before,
             is_commit=False,
-            client_version=self._transaction_version(),
-            next_producer_id=NO_PRODUCER_ID,
+            client_version=version,
+            next_producer_id=next_producer_id,
             now_ms=now.wall_ms,
         )
-        then = EndStored(waiter=waiter, transactional_id=name, metadata=after, is_fence=True)
+        then = EndStored(waiter=None, transactional_id=name, metadata=after)
         self._append(name, after, then)
 
     def _await_producer_id(self, name: str, awaited: Awaited) -> None:
@@ -175,14 +240,21 @@ class TransactionStateManager:
         if awaited is None:
             return
         before = self.transactions.get(name)
-        if isinstance(awaited, AwaitedEnd):
+        if isinstance(awaited, AwaitedFence):
             if before is not None:
-                self._prepare_end(before, awaited.request, producer_id, awaited.waiter, now)
+                self._prepare_fence(name, before, EPOCH_BUMP_VERSION, producer_id, now)
+            return
+        if isinstance(awaited, AwaitedEnd):
+            # A busy id does not expire.
+            self._prepare_end(self.transactions[name], awaited.request, producer_id, awaited.waiter, now)
             return
         request, waiter = awaited.request, awaited.waiter
         if before is None:
             created = transaction_metadata.create(producer_id, request.timeout_ms, now.wall_ms)
             self._increment_epoch(created, request, waiter, now)
+            return
+        if before.state is TransactionState.ONGOING:
+            self._keep_prepared(before, request, producer_id, waiter, now)
             return
         after = transaction_metadata.rotate_producer_id(
             before,
@@ -193,11 +265,14 @@ class TransactionStateManager:
         )
         self._store_producer(name, after, waiter)
 
-    def producer_id_refused(self, name: str, error: ErrorCode) -> None:
+    def producer_id_refused(self, name: str, error: ErrorCode, now: Now) -> None:
         """Fails the request that waits for a producer id."""
         awaited = self._awaited.pop(name, None)
-        if awaited is not None:
+        if awaited is None:
+            return
+        if awaited.waiter is not None:
             self._reply(awaited.waiter, ProducerResult(error=error))
+        self._end_wait(name, error, now)
 
     # Partitions.
 
@@ -208,7 +283,9 @@ class TransactionStateManager:
         if before is None:
             self._reply(waiter, AddPartitionsResult(error=error))
         elif self._is_busy(name) or before.state in PREPARED:
-            self._reply(waiter, AddPartitionsResult(error=ErrorCode.CONCURRENT_TRANSACTIONS))
+            refusal = AddPartitionsResult(error=ErrorCode.CONCURRENT_TRANSACTIONS)
+            handle = partial(self.add_partitions, request, waiter)
+            self._defer(name, Deferred(handle, waiter, refusal), now)
         elif before.state is TransactionState.ONGOING and request.partitions <= before.partitions:
             self._reply(waiter, AddPartitionsResult(error=ErrorCode.NONE))
         else:
@@ -235,7 +312,10 @@ class TransactionStateManager:
         found = self.transactions.get(name)
         if found is None or found.producer_id != producer.producer_id:
             return None, ErrorCode.INVALID_PRODUCER_ID_MAPPING
-        if found.producer_epoch != producer.epoch:
+        if producer.epoch > LAST_EPOCH:
+            return None, ErrorCode.PRODUCER_FENCED
+        if found.producer_epoch != producer.epoch or found.is_kept:
+            # A transaction that was taken over is prepared: it gets no further partitions.
             return None, ErrorCode.PRODUCER_FENCED
         return found, ErrorCode.NONE
 
@@ -252,10 +332,13 @@ class TransactionStateManager:
             self._reply(waiter, ProducerResult(error=ErrorCode.INVALID_PRODUCER_ID_MAPPING))
             return
         error, is_done = self._check_end(before, request)
-        if error is not ErrorCode.NONE:
+        if error is ErrorCode.CONCURRENT_TRANSACTIONS:
+            handle = partial(self.end_transaction, request, waiter)
+            self._defer(name, Deferred(handle, waiter, ProducerResult(error=error)), now)
+        elif error is not ErrorCode.NONE:
             self._reply(waiter, ProducerResult(error=error))
         elif is_done:
-            self._reply(waiter, _go_on(before, request.client_version))
+            self._reply(waiter, _end_result(before, request.client_version))
         elif request.client_version >= EPOCH_BUMP_VERSION and before.is_epoch_exhausted:
             self._await_producer_id(name, AwaitedEnd(request, waiter))
         else:
@@ -277,7 +360,7 @@ class TransactionStateManager:
             now_ms=now.wall_ms,
         )
         name = request.transactional_id
-        then = EndStored(waiter=waiter, transactional_id=name, metadata=after, is_fence=False)
+        then = EndStored(waiter=waiter, transactional_id=name, metadata=after)
         self._append(name, after, then)
 
     def _check_end(
@@ -285,30 +368,36 @@ class TransactionStateManager:
     ) -> tuple[ErrorCode, bool]:
         """Returns the error, and whether the transaction has ended as requested already.
 
-        =================  =======================  =======================  ==================
+        =================  =======================  =======================  =======================
         state              version 1                version 2, repeated      version 2, new
-        =================  =======================  =======================  ==================
+        =================  =======================  =======================  =======================
         Empty              INVALID_TXN_STATE        PRODUCER_FENCED          abort only
         Ongoing            both                     PRODUCER_FENCED          both
-        Prepare...         CONCURRENT_TRANSACTIONS  CONCURRENT_TRANSACTIONS  PRODUCER_FENCED
+        Prepare...         CONCURRENT_TRANSACTIONS  CONCURRENT_TRANSACTIONS  CONCURRENT_TRANSACTIONS
         Complete...        done                     done                     abort only
-        =================  =======================  =======================  ==================
+        =================  =======================  =======================  =======================
 
-        In the last two states, the other end than that of the transaction is INVALID_TXN_STATE.
+        In the last two states, the other end than that of the transaction is INVALID_TXN_STATE, unless the
+        request is new. Apache Kafka fences a new request in the states Prepare..., although a client may send
+        it as soon as it has the response to the former one.
         A request of version 2 is repeated if it has the epoch before the one that the first request began.
         """
         has_version_2 = request.client_version >= EPOCH_BUMP_VERSION
         producer = request.producer
+        latest = found.latest
+        # The end of a transaction of version 1 did not begin another epoch: that was another producer.
+        may_be_repeated = has_version_2 and found.client_version >= EPOCH_BUMP_VERSION
         has_new_id = (
-            has_version_2
+            may_be_repeated
             and found.previous_producer_id == producer.producer_id
             and producer.epoch == LAST_EPOCH
-            and found.producer_epoch == 0
+            and latest.epoch == 0
         )
-        is_repeated = has_version_2 and (has_new_id or found.producer_epoch == producer.epoch + 1)
-        if found.producer_id != producer.producer_id and not has_new_id:
+        # No producer gets the epoch that fences: the marker of its transaction could have no higher one.
+        is_repeated = may_be_repeated and (has_new_id or latest.epoch == producer.epoch + 1 <= LAST_EPOCH)
+        if latest.producer_id != producer.producer_id and not has_new_id:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING, False
-        is_current = found.producer_epoch == producer.epoch
+        is_current = latest == producer
         if not _is_valid_epoch(found.state, is_current, is_repeated, has_version_2):
             return ErrorCode.PRODUCER_FENCED, False
         if self._is_busy(request.transactional_id):
@@ -317,6 +406,8 @@ class TransactionStateManager:
             return ErrorCode.NONE, False
         is_commit = found.state in (TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT)
         if found.state in PREPARED:
+            if has_version_2 and is_current:
+                return ErrorCode.CONCURRENT_TRANSACTIONS, False
             same = is_commit == request.is_commit
             return (ErrorCode.CONCURRENT_TRANSACTIONS if same else ErrorCode.INVALID_TXN_STATE), False
         is_repetition = is_repeated if has_version_2 else True
@@ -362,22 +453,32 @@ class TransactionStateManager:
     # Time.
 
     def timer_fired(self, key: TimerKey, now: Now) -> None:
-        """Repeats the append that completes a transaction."""
+        """Repeats the append that completes a transaction, or refuses requests that have waited for long."""
         name = key.transactional_id
+        if key.kind is TransactionTimer.DEFERRED:
+            self._refuse_deferred(name)
+            return
         found, unmarked = self.transactions.get(name), self._unmarked.get(name)
         if found is not None and unmarked is not None and not unmarked:
             self._complete(name, found, now)
 
-    def abort_timed_out(self, now: Now) -> int:
-        """Aborts the transactions that have timed out; returns their number."""
+    def abort_timed_out(self, names: Iterable[str], now: Now) -> int:
+        """Aborts those of the open transactions that have timed out; returns their number."""
         found = []
-        for name in self._ongoing:
-            one = self.transactions[name]
+        for name in names:
+            one = self.transactions.get(name)
+            if one is None or one.state is not TransactionState.ONGOING:
+                continue
             if one.has_timeout and one.start_ms + one.timeout_ms < now.wall_ms and not self._is_busy(name):
                 found.append((name, one))
         for name, one in found:
-            self._fence(name, one, None, now)
+            self._fence(name, one, now)
         return len(found)
+
+    @property
+    def oldest_start_ms(self) -> int | None:
+        """When the oldest open transaction began, in wall clock milliseconds; None without one."""
+        return min(self.ongoing.values(), default=None)
 
     def expire(self, names: Iterable[str], now: Now) -> int:
         """Removes those of the transactional ids that were not used for long; returns their number."""
@@ -411,26 +512,36 @@ class TransactionStateManager:
         name, metadata = record.transactional_id, record.metadata
         if metadata is None:
             self.transactions.pop(name, None)
-            self._ongoing.discard(name)
+            self.ongoing.pop(name, None)
+            self._prepared.discard(name)
             self._unmarked.pop(name, None)
             return
         self.transactions[name] = metadata
+        self.ongoing.pop(name, None)
+        self._prepared.discard(name)
         if metadata.state is TransactionState.ONGOING:
-            self._ongoing.add(name)
-        else:
-            self._ongoing.discard(name)
+            self.ongoing[name] = metadata.start_ms
+        elif metadata.state in PREPARED:
+            self._prepared.add(name)
 
     def loaded(self, now: Now) -> None:
         """Called after the log was replayed to its end: writes the markers of decided transactions."""
-        for name, found in self.transactions.items():
-            if found.state in PREPARED:
-                self._send_markers(name, found, now)
+        for name in sorted(self._prepared):
+            self._send_markers(name, self.transactions[name], now)
 
     def unload(self, now: Now) -> None:
         """Drops all transactions, which another broker coordinates now."""
         for awaited in self._awaited.values():
-            self._reply(awaited.waiter, ProducerResult(error=ErrorCode.NOT_COORDINATOR))
-        for held in (self._awaited, self.transactions, self.pending, self._ongoing, self._unmarked):
+            if awaited.waiter is not None:
+                self._reply(awaited.waiter, ProducerResult(error=ErrorCode.NOT_COORDINATOR))
+        for name, waiting in self._deferred.items():
+            self._effects.append(CancelTimer(key=TimerKey(TransactionTimer.DEFERRED, name)))
+            for deferred in waiting:
+                self._reply(deferred.waiter, deferred.refusal.replace(error=ErrorCode.NOT_COORDINATOR))
+        self.pending.clear()
+        self.ongoing.clear()
+        self._prepared.clear()
+        for held in (self._awaited, self._deferred, self.transactions, self._unmarked):
             held.clear()
 
     def client_error(self, then: Continuation, error: ErrorCode) -> ErrorCode:
@@ -439,31 +550,42 @@ class TransactionStateManager:
 
     def appended(self, then: Continuation, error: ErrorCode, now: Now) -> None:
         """Called when a record was committed and replayed, or failed with ``error``."""
-        self.append_timed_out(then, error, now)
-        self.timed_out_append_ended(then, error, now)
+        self._respond(then, error)
+        self._end_write(then, error, now)
 
     def append_timed_out(self, then: Continuation, error: ErrorCode, now: Now) -> None:
         """Responds to the waiting request; the id stays pending until the write ends."""
+        self._respond(then, error)
+
+    def timed_out_append_ended(self, then: Continuation, error: ErrorCode, now: Now) -> None:
+        """Called when the write ended: committed and replayed, or failed with ``error``."""
+        self._end_write(then, error, now)
+
+    def _respond(self, then: Continuation, error: ErrorCode) -> None:
+        """Responds to the request that has waited for the write, if there is one."""
         if isinstance(then, ProducerStored):
+            found = then.metadata
             result = ProducerResult(
-                error=error, producer_id=then.metadata.producer_id, epoch=then.metadata.producer_epoch
+                error=error, producer_id=found.latest.producer_id, epoch=found.latest.epoch
             )
+            if found.is_kept:
+                result = result.replace(kept=_producer_of(found))
             self._reply(then.waiter, result if error is ErrorCode.NONE else ProducerResult(error=error))
         elif isinstance(then, PartitionsStored):
             self._reply(then.waiter, AddPartitionsResult(error=error))
         elif isinstance(then, EndStored) and then.waiter is not None:
             if error is not ErrorCode.NONE:
                 result = ProducerResult(error=error)
-            elif then.is_fence:
-                result = ProducerResult(error=ErrorCode.CONCURRENT_TRANSACTIONS)
             else:
-                result = _go_on(then.metadata, then.metadata.client_version)
+                result = _end_result(then.metadata, then.metadata.client_version)
             self._reply(then.waiter, result)
 
-    def timed_out_append_ended(self, then: Continuation, error: ErrorCode, now: Now) -> None:
-        """Called when the write ended: committed and replayed, or failed with ``error``."""
+    def _end_write(self, then: Continuation, error: ErrorCode, now: Now) -> None:
+        """Continues with the markers, or the end of the transaction, and with the requests that wait."""
         if isinstance(then, IdsRemoved):
             self.pending.difference_update(then.transactional_ids)
+            for name in then.transactional_ids:
+                self._end_wait(name, error, now)
             return
         name = then.transactional_id
         self.pending.discard(name)
@@ -480,15 +602,44 @@ class TransactionStateManager:
             elif found is not None:
                 key = TimerKey(TransactionTimer.COMPLETION, name)
                 self._effects.append(SetTimer(key=key, deadline_ms=now.monotonic_ms + COMPLETION_RETRY_MS))
+        self._end_wait(name, error, now)
 
-    # Views.
+    # Requests that wait.
 
-    def list_transactions(self) -> Iterator[ListedTransaction]:
-        """Yields the transactional ids with their states."""
-        for name, found in self.transactions.items():
-            yield ListedTransaction(
-                transactional_id=name, producer_id=found.producer_id, state=STATE_NAMES[found.state]
-            )
+    def _defer(self, name: str, deferred: Deferred, now: Now) -> None:
+        """Handles a request once its id is not busy, or refuses it after a while."""
+        waiting = self._deferred.setdefault(name, [])
+        if len(waiting) >= DEFERRED_MAX:
+            self._reply(deferred.waiter, deferred.refusal)
+            return
+        if not waiting:
+            key = TimerKey(TransactionTimer.DEFERRED, name)
+            self._effects.append(SetTimer(key=key, deadline_ms=now.monotonic_ms + DEFERRED_MS))
+        waiting.append(deferred)
+
+    def _end_wait(self, name: str, error: ErrorCode, now: Now) -> None:
+        """Handles or refuses the requests that wait for a write, which ended with ``error``.
+
+        After a failure they would write again at once, and wait again: without end, while the disk is full.
+        """
+        if error is ErrorCode.NONE:
+            self._run_deferred(name, now)
+        elif name in self._deferred:
+            self._effects.append(CancelTimer(key=TimerKey(TransactionTimer.DEFERRED, name)))
+            self._refuse_deferred(name)
+
+    def _refuse_deferred(self, name: str) -> None:
+        for deferred in self._deferred.pop(name, ()):
+            self._reply(deferred.waiter, deferred.refusal)
+
+    def _run_deferred(self, name: str, now: Now) -> None:
+        """Handles the requests that wait for ``name``, unless it is still busy."""
+        found = self.transactions.get(name)
+        if name not in self._deferred or self._is_busy(name) or (found and found.state in PREPARED):
+            return
+        self._effects.append(CancelTimer(key=TimerKey(TransactionTimer.DEFERRED, name)))
+        for deferred in self._deferred.pop(name):
+            deferred.handle(now)
 
     # Helpers.
 
@@ -503,21 +654,21 @@ def _producer_of(found: TransactionMetadata) -> ProducerIdAndEpoch:
     return ProducerIdAndEpoch(found.producer_id, found.producer_epoch)
 
 
-def _go_on(found: TransactionMetadata, client_version: int) -> ProducerResult:
-    """The successful end of a transaction: from version 2 on with the next epoch."""
+def _end_result(found: TransactionMetadata, client_version: int) -> ProducerResult:
+    """Returns the response after the end of a transaction: from version 2 on with the next epoch."""
     if client_version < EPOCH_BUMP_VERSION:
         return ProducerResult(error=ErrorCode.NONE)
-    if found.next_producer_id != NO_PRODUCER_ID:
-        return ProducerResult(error=ErrorCode.NONE, producer_id=found.next_producer_id, epoch=0)
-    return ProducerResult(error=ErrorCode.NONE, producer_id=found.producer_id, epoch=found.producer_epoch)
+    return ProducerResult(
+        error=ErrorCode.NONE, producer_id=found.latest.producer_id, epoch=found.latest.epoch
+    )
 
 
-def _may_go_on(found: TransactionMetadata, expected: ProducerIdAndEpoch) -> bool:
-    """Whether the producer that goes on may be the last one; the epoch is compared later."""
+def _may_continue(found: TransactionMetadata, expected: ProducerIdAndEpoch) -> bool:
+    """Whether a producer that continues after an error may be the last one; the epoch is compared later."""
     return (
         found.producer_epoch == NO_PRODUCER_EPOCH
         or expected.producer_id == found.producer_id
-        # It repeats a request that began with another id, and whose response it has not received.
+        # The producer repeats a request that assigned another id, and whose response it has not received.
         or (expected.producer_id == found.previous_producer_id and expected.epoch >= LAST_EPOCH)
     )
 
@@ -527,4 +678,4 @@ def _is_valid_epoch(
 ) -> bool:
     if not has_version_2 or state in (TransactionState.EMPTY, TransactionState.ONGOING):
         return is_current
-    return is_repeated if state in PREPARED else is_repeated or is_current
+    return is_repeated or is_current

@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
+from tidemill.broker.finalized_features import SUPPORTED
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import api_versions as messages
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 """The format of a client's name and version (KIP-511)."""
-
-FEATURES = ("group.version", "transaction.version")
-"""Features that a client may request; level 0 means that none of their protocol is served."""
 
 
 def handle(
@@ -49,11 +47,19 @@ def handle(
         ],
         # Clients before version 4 cannot read a range that starts at 0.
         supported_features=[
-            messages.SupportedFeatureKey(name=name, min_version=0, max_version=0) for name in FEATURES
+            messages.SupportedFeatureKey(name=name, min_version=lowest, max_version=highest)
+            for name, (lowest, highest) in SUPPORTED.items()
         ]
         if context.api_version >= 4
         else [],
-        finalized_features_epoch=0,
+        finalized_features_epoch=broker.features.epoch,
+        finalized_features=[
+            messages.FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
+            for name, level in broker.features.levels.items()
+            if level
+        ]
+        if context.api_version >= 3
+        else [],
     )
 
 

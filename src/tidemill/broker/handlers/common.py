@@ -1,4 +1,4 @@
-"""Functions that the handlers of cluster and topic APIs share."""
+"""Functions that the handlers of several APIs share."""
 
 from __future__ import annotations
 
@@ -179,3 +179,13 @@ def log_failure(problem: BaseException) -> None:
 
 _unfinished_work = TaskSet(on_failure=log_failure)
 """Work that outlived its request."""
+
+
+def fenced_error(error: ErrorCode, knows_producer_fenced: bool) -> ErrorCode:
+    """Returns the error of a fenced producer in the form that its client knows.
+
+    Earlier versions of the APIs of transactions have INVALID_PRODUCER_EPOCH instead of PRODUCER_FENCED.
+    """
+    if error is ErrorCode.PRODUCER_FENCED and not knows_producer_fenced:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    return error

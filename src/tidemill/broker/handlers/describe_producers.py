@@ -52,7 +52,7 @@ def describe(partition: Partition) -> list[messages.ProducerState]:
             last_sequence=entry.last_sequence,
             last_timestamp=entry.last_timestamp,
             coordinator_epoch=entry.coordinator_epoch,
-            current_txn_start_offset=-1,
+            current_txn_start_offset=entry.transaction_first_offset,
         )
         for entry in partition.log.producers()
     ]

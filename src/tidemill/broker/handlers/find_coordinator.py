@@ -1,15 +1,11 @@
-"""FindCoordinator: the coordinator of a group; from v4 on of several groups in one request.
-
-Transactions are not served yet. The error for their coordinator is that of an unauthorized id: clients give
-up on it at once, while they would retry for ever for a coordinator that is not available.
-"""
+"""FindCoordinator: the coordinator of a group or a transactional id; from v4 on of several in one request."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
-from tidemill.broker.handlers.common import external_text, shortened
+from tidemill.broker.handlers.common import external_text
 from tidemill.coordinator_runtime.coordinator_interfaces import CoordinatorEndpoint
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.wire.apis import ApiKey
@@ -62,16 +58,17 @@ API: Final = declare_api(ApiKey.FIND_COORDINATOR, 0, 6, lambda: messages.FindCoo
 async def _find(
     broker: Broker, context: RequestContext, key_type: int, key: str, items: int
 ) -> tuple[ErrorCode, str | None, CoordinatorEndpoint]:
-    if key_type == TRANSACTION:
-        text = shortened(f"transactional id {key!r} is refused: this broker does not serve transactions yet")
-        return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text, NO_ENDPOINT
-    if key_type != GROUP:
+    if key_type == GROUP:
+        find = broker.group_coordinator.runtime.find_coordinator
+    elif key_type == TRANSACTION:
+        find = broker.transaction_coordinator.runtime.find_coordinator
+    else:
         text = f"coordinator type {key_type} does not exist: use 0 for groups, 1 for transactions"
         return ErrorCode.INVALID_REQUEST, text, NO_ENDPOINT
     delayed_metadata = broker.cluster.delayed_metadata if broker.cluster is not None else None
     while True:
         try:
-            endpoint = await broker.group_coordinator.runtime.find_coordinator(key, context.listener.name)
+            endpoint = await find(key, context.listener.name)
         except KafkaError as problem:
             return problem.code, external_text(problem), NO_ENDPOINT
         if delayed_metadata is None or endpoint.node_id not in delayed_metadata.suspected:

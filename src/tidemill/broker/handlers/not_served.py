@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
     from tidemill.broker.request_context import RequestContext
 
-_TRANSACTIONS = "transactions come with a later version"
 _SASL = "SASL comes with a later version"
 _TOKENS = "delegation tokens come with a later version"
 _QUORUM = "the cluster's metadata is in its coordination store, as with ZooKeeper: there is no Raft quorum"
@@ -33,11 +32,6 @@ _STREAMS = "streams groups are not served; use group.protocol=classic"
 
 REASONS: Final[Mapping[int, str]] = {
     ApiKey.SASL_HANDSHAKE: _SASL,
-    ApiKey.ADD_PARTITIONS_TO_TXN: _TRANSACTIONS,
-    ApiKey.ADD_OFFSETS_TO_TXN: _TRANSACTIONS,
-    ApiKey.END_TXN: _TRANSACTIONS,
-    ApiKey.WRITE_TXN_MARKERS: _TRANSACTIONS,
-    ApiKey.TXN_OFFSET_COMMIT: _TRANSACTIONS,
     ApiKey.SASL_AUTHENTICATE: _SASL,
     ApiKey.CREATE_DELEGATION_TOKEN: _TOKENS,
     ApiKey.RENEW_DELEGATION_TOKEN: _TOKENS,
@@ -52,8 +46,6 @@ REASONS: Final[Mapping[int, str]] = {
     ApiKey.FETCH_SNAPSHOT: _QUORUM,
     ApiKey.BROKER_REGISTRATION: _QUORUM,
     ApiKey.BROKER_HEARTBEAT: _QUORUM,
-    ApiKey.DESCRIBE_TRANSACTIONS: _TRANSACTIONS,
-    ApiKey.LIST_TRANSACTIONS: _TRANSACTIONS,
     ApiKey.ALLOCATE_PRODUCER_IDS: "brokers take producer ids from their coordination store",
     ApiKey.CONSUMER_GROUP_HEARTBEAT: _CONSUMER_PROTOCOL,
     ApiKey.CONSUMER_GROUP_DESCRIBE: _CONSUMER_PROTOCOL,

@@ -7,6 +7,7 @@ that missed the deletion still has them, and the topic ids distinguish the topic
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
@@ -111,22 +112,41 @@ async def _group(
     broker: Broker, context: RequestContext, group: messages.OffsetFetchRequestGroup, require_stable: bool
 ) -> messages.OffsetFetchResponseGroup:
     error, offsets = await broker.group_coordinator.fetch(group.group_id, require_stable)
+    unstable = broker.group_coordinator.unstable(group.group_id) if require_stable else ()
     if error is not ErrorCode.NONE and context.api_version >= GROUP_ERROR_FROM:
         return messages.OffsetFetchResponseGroup(group_id=group.group_id, error_code=error)
     if group.topics is None:
-        topics = await _all_topics(broker, context, offsets)
+        topics = await _all_topics(broker, context, offsets, unstable)
     else:
         topics = []
         async for topic in context.slices.over(group.topics):
             result = messages.OffsetFetchResponseTopic(name=topic.name, topic_id=topic.topic_id)
             name, topic_error = _topic_name(broker, context, topic.name, topic.topic_id)
-            committed = offsets.get(name, {})
             topic_id = _topic_id(broker, name) if topic.topic_id == ZERO_ID else topic.topic_id
             async for index in context.slices.over(dict.fromkeys(topic.partition_indexes)):
-                offset = _present(committed.get(index, NO_COMMIT), topic_id)
-                result.partitions.append(_partition(index, offset, error or topic_error))
+                found = _found(offsets, unstable, name, index, topic_id, error or topic_error)
+                result.partitions.append(found)
             topics.append(result)
     return messages.OffsetFetchResponseGroup(group_id=group.group_id, topics=topics)
+
+
+def _found(
+    offsets: Offsets,
+    unstable: Collection[tuple[str, int]],
+    name: str,
+    index: int,
+    topic_id: bytes,
+    error: ErrorCode,
+) -> messages.OffsetFetchResponsePartition:
+    """Returns the result of a partition, from its state at this moment.
+
+    A transaction may end while the response is built: then its offset has replaced the one before, and the
+    partition is not unstable any more.
+    """
+    if (name, index) in unstable:
+        return _partition(index, NO_COMMIT, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+    offset = offsets.get(name, {}).get(index, NO_COMMIT)
+    return _partition(index, _present(offset, topic_id), error)
 
 
 def _topic_name(broker: Broker, context: RequestContext, name: str, topic_id: bytes) -> tuple[str, ErrorCode]:
@@ -137,9 +157,12 @@ def _topic_name(broker: Broker, context: RequestContext, name: str, topic_id: by
 
 
 async def _all_topics(
-    broker: Broker, context: RequestContext, offsets: Offsets
+    broker: Broker, context: RequestContext, offsets: Offsets, unstable: Collection[tuple[str, int]]
 ) -> list[messages.OffsetFetchResponseTopic]:
-    """Returns all offsets committed for existing topics; deleted topics have no id to return."""
+    """Returns all offsets committed for existing topics; deleted topics have no id to return.
+
+    ``unstable``: the partitions whose offsets are not returned, because a transaction has others.
+    """
     topics = []
     async for name, committed in context.slices.over(list(offsets.items())):
         image = broker.metadata_cache.topic(name)
@@ -147,7 +170,7 @@ async def _all_topics(
             continue
         topic_id = ZERO_ID if image is None else image.topic_id
         partitions = []
-        async for index, offset in context.slices.over(list(committed.items())):
-            partitions.append(_partition(index, _present(offset, topic_id), ErrorCode.NONE))
+        async for index in context.slices.over(list(committed)):
+            partitions.append(_found(offsets, unstable, name, index, topic_id, ErrorCode.NONE))
         topics.append(messages.OffsetFetchResponseTopic(name=name, topic_id=topic_id, partitions=partitions))
     return topics

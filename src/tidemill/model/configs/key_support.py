@@ -13,7 +13,6 @@ KERBEROS = _LATER + "SASL with Kerberos"
 OAUTH = _LATER + "SASL with OAuth tokens"
 TOKENS = _LATER + "delegation tokens"
 QUOTAS = _LATER + "quotas and traffic shares"
-TRANSACTIONS = _LATER + "transactions"
 CONSUMER_PROTOCOL = _LATER + "the consumer group protocol of KIP-848; the classic one is served"
 PROVIDERS = _LATER + "placeholders in values; they are used literally"
 
@@ -38,7 +37,7 @@ COUNTERS = "no effect: metrics are plain counters; their reader computes rates"
 ALL_ACKS = "no effect: an offset commit always waits for every in-sync replica"
 PREALLOCATION = "no effect: appends are sequential, and file systems use delayed allocation for them"
 UNCOMPRESSED = "no effect: offset commits are stored uncompressed"
-OWN_PIECES = "no effect: offsets are loaded in chunks of a fixed size"
+OWN_PIECES = "no effect: offsets and transactions are loaded in chunks of a fixed size"
 WITH_RETENTION = (
     "no effect: producers are checked together with retention, every log.retention.check.interval.ms"
 )

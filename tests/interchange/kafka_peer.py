@@ -153,7 +153,10 @@ class Kafka:
         zookeeper: str = "",
         settings: str = "",
         node: int = 1,
+        port: int = 0,
+        voters: str = "",
     ) -> None:
+        """Without ``voters``, a broker on KRaft is its own controller. 0 as ``port`` is any free one."""
         self.jars, self.directory, self.data, self.zookeeper, self.node = (
             jars,
             directory,
@@ -162,12 +165,17 @@ class Kafka:
             node,
         )
         self.settings = settings
+        self.port, self.voters, self._is_controller = port, voters, not voters
         self.program: Program | None = None
         self.bootstrap = ""
 
-    def start(self, *, form: bool = False) -> None:
-        """Starts the broker; formats the data directory of a KRaft broker first with ``form``."""
+    def start(self, *, form: bool = False, features: Iterable[str] = ()) -> None:
+        """Starts the broker; formats the data directory of a KRaft broker first with ``form``.
+
+        ``features`` are levels for a new cluster, such as ``transaction.version=1``.
+        """
         port, controller = free_ports(2)
+        port = self.port or port
         self.bootstrap = f"127.0.0.1:{port}"
         path = self.directory / "server.properties"
         mode = (
@@ -176,15 +184,19 @@ class Kafka:
             "zookeeper.connection.timeout.ms=60000\n"
         )
         if not self.zookeeper:
+            roles, listeners = "broker", f"PLAINTEXT://127.0.0.1:{port}"
+            if self._is_controller:
+                self.voters = f"{self.node}@127.0.0.1:{controller}"
+                roles, listeners = "broker,controller", f"{listeners},CONTROLLER://127.0.0.1:{controller}"
             mode = (
-                f"process.roles=broker,controller\nnode.id={self.node}\n"
-                f"controller.quorum.voters={self.node}@127.0.0.1:{controller}\n"
-                f"listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n"
-                "controller.listener.names=CONTROLLER\n"
+                f"process.roles={roles}\nnode.id={self.node}\ncontroller.quorum.voters={self.voters}\n"
+                f"listeners={listeners}\ncontroller.listener.names=CONTROLLER\n"
             )
         path.write_text(f"{mode}log.dirs={self.data}\n{SETTINGS}{self.settings}")
         if form:
-            command = java(self.jars, "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(path))
+            levels = [word for feature in features for word in ("--feature", feature)]
+            tool = ("kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(path), *levels)
+            command = java(self.jars, *tool)
             subprocess.run(command, check=True, capture_output=True, timeout=100)
         if self.zookeeper:
             wait_unregistered(self.zookeeper, self.node)
@@ -279,7 +291,7 @@ COMPACTED = {"cleanup.policy": "compact", "segment.ms": "1000", "min.cleanable.d
 GROUPS = {"readers": ("t-gzip", 700), "others": ("t-none", 150)}
 
 
-def fill(bootstrap: str, *, topics: bool = True, replicas: int = 1, transactions: bool = True) -> None:
+def fill(bootstrap: str, *, topics: bool = True, replicas: int = 1) -> None:
     """Writes every codec, headers, idempotent batches, transactions, groups, a compacted topic, topic
     settings.
     """
@@ -325,8 +337,7 @@ def fill(bootstrap: str, *, topics: bool = True, replicas: int = 1, transactions
     producer.produce("gone", b"never seen again")
     assert producer.flush(60) == 0
     admin.delete_topics(["gone"])["gone"].result(30)
-    if transactions:
-        buy(bootstrap)
+    buy(bootstrap)
     for group, (topic, count) in GROUPS.items():
         consumer = Consumer(
             {"bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest"}
@@ -376,7 +387,7 @@ def keep(bootstrap: str, first: int) -> None:
 
 
 def buy(bootstrap: str) -> None:
-    """Runs transactions: committed, aborted, and one that stays open."""
+    """Runs committed and aborted transactions."""
     from confluent_kafka import Producer
 
     settings = {"bootstrap.servers": bootstrap, "linger.ms": 0}

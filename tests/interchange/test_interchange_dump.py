@@ -23,6 +23,8 @@ from tidemill.interchange.metadata_records import (
 from tidemill.log_tools.java_text import java_text
 from tidemill.model.errors import ProtocolError
 from tidemill.records.record_reader import Record
+from tidemill.transactions.transaction_log import TransactionRecord
+from tidemill.transactions.transaction_metadata import TransactionMetadata, TransactionState
 from tidemill.wire.schema import parse_versions
 
 NOW = 1_700_000_000_000
@@ -90,6 +92,38 @@ def test_offsets_are_shown_as_kafka_shows_them(tmp_path: Path) -> None:
         f"| key: {key % 4} payload: <DELETE>",
         "| key: Unknown record type 99 at offset 2, skipping.",
     ]
+
+
+def test_transactions_are_shown_as_kafka_shows_them(tmp_path: Path) -> None:
+    """The bytes and the text are those of Apache Kafka 4.3.1 for a value with every field."""
+    value = bytes.fromhex(
+        "000100000000000000010004000000060101000000000000000700000000000000080400080000000000000002010800000000"
+        "000000030202000203020005"
+    )
+    metadata = TransactionMetadata(
+        producer_id=1,
+        previous_producer_id=2,
+        next_producer_id=3,
+        producer_epoch=4,
+        next_producer_epoch=5,
+        timeout_ms=6,
+        state=TransactionState.ONGOING,
+        partitions=frozenset(),
+        update_ms=7,
+        start_ms=8,
+        client_version=2,
+    )
+    record = TransactionRecord("load", metadata)
+    assert record.value_bytes() == value
+    path = log_of(tmp_path, (record.key_bytes(), value), (record.key_bytes(), None))
+    key = '| key: {"type":"0","data":{"transactionalId":"load"}}'
+    text = (
+        '{"version":"1","data":{"producerId":1,"previousProducerId":2,"nextProducerId":3,"producerEpoch":4,'
+        '"nextProducerEpoch":5,"transactionTimeoutMs":6,"transactionStatus":1,"transactionPartitions":[],'
+        '"transactionLastUpdateTimestampMs":7,"transactionStartTimestampMs":8,"clientTransactionVersion":2}}'
+    )
+    shown = dump("--transaction-log-decoder", "--skip-record-metadata", "--files", path)
+    assert shown.output.splitlines()[3:] == [f"{key} payload: {text}", f"{key} payload: <DELETE>"]
 
 
 def test_every_record_of_the_metadata_is_described(tmp_path: Path) -> None:

@@ -18,9 +18,15 @@ from kafka_record import as_json
 from test_interchange_import import CONFIG, STORE, called, contents, copied, served, source
 
 from tidemill.cli.main import command, run
-from tidemill.coordination.coordination_store import SetData
+from tidemill.coordination.coordination_store import Create, SetData
 from tidemill.coordination.embedded_store import EmbeddedStore
-from tidemill.coordination.nodes import ConfigNode, PartitionStateNode, TopicNode
+from tidemill.coordination.nodes import (
+    FEATURE,
+    ConfigNode,
+    FeatureNode,
+    PartitionStateNode,
+    TopicNode,
+)
 from tidemill.interchange.kafka_export import shell_script
 from tidemill.testing import Broker
 
@@ -186,6 +192,25 @@ def test_unreadable_settings_are_named_and_omitted(tmp_path: Path) -> None:
 async def set_node(data: Path, path: str, value: bytes) -> None:
     store = EmbeddedStore.open(str(data / STORE))
     await store.transact([SetData(path, value)])
+    await store.close()
+
+
+@pytest.mark.parametrize("level", [None, 0, 2])
+def test_the_transaction_version_is_not_exported(level: int | None, tmp_path: Path) -> None:
+    """Kafka 3.9 does not start with a level that it does not have, and creates the node itself."""
+    data, nodes = imported(tmp_path), tmp_path / "nodes.json"
+    if level is not None:
+        asyncio.run(create_node(data, FEATURE, FeatureNode.encode({"transaction.version": level})))
+    told = export(data, "--in-place", "--nodes", nodes)
+    assert told["exit"] == 0
+    assert FEATURE not in json.loads(nodes.read_text())
+    note = "transaction.version 2 is omitted: Kafka 3.9 on ZooKeeper has level 0"
+    assert told["notes"] == ([note] if level else [])
+
+
+async def create_node(data: Path, path: str, value: bytes) -> None:
+    store = EmbeddedStore.open(str(data / STORE))
+    await store.transact([Create(path, value)])
     await store.close()
 
 

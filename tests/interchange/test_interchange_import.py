@@ -6,11 +6,11 @@ import asyncio
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +19,26 @@ from click.testing import CliRunner
 from confluent_kafka import Consumer, Producer
 from kafka_peer import see
 from kafka_record import as_json
+from transaction_requests import end_transaction, transaction_version
 
-from log_start import open_log, start_logs
+from log_start import open_log
 from record_builders import build_batch
 from tidemill.cli.main import command, run
 from tidemill.client import Admin, ConfigResource, ResourceType
-from tidemill.coordination.coordination_store import subtree
+from tidemill.client import Producer as ClientProducer
+from tidemill.coordination.coordination_store import SetData, subtree
 from tidemill.coordination.embedded_store import EmbeddedStore
+from tidemill.coordination.nodes import FEATURE, FeatureNode
+from tidemill.coordination.topic_image import TRANSACTION_TOPIC
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 from tidemill.interchange import zookeeper_nodes
-from tidemill.interchange.decoders import TransactionLogKey, TransactionLogValue, TransactionPartitions
 from tidemill.log.log import Log
 from tidemill.log.log_config import LogConfig
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.types import TopicPartition
 from tidemill.testing import Broker
-from tidemill.wire.codec import encode
+from tidemill.transactions.transaction_log import TransactionRecord
+from tidemill.transactions.transaction_metadata import LAST_EPOCH, TransactionMetadata, TransactionState
 
 RECORDED = Path(__file__).parent / "recorded"
 KINDS = ("kraft", "zookeeper")
@@ -471,190 +475,270 @@ def test_producers_get_no_ids_of_the_logs_after_the_loss_of_the_store(tmp_path: 
     assert [record[3] for record in seen.records["words", 0]] == [b"before", b"after"]
 
 
-def one_word(bootstrap: str, word: bytes) -> None:
+def one_word(bootstrap: str, word: bytes, topic: str = "words") -> None:
     producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
-    producer.produce("words", word, partition=0)
+    producer.produce(topic, word, partition=0)
     assert producer.flush(30) == 0
 
 
-def write_state(data: Path, status: int, version: int = 1, producer_id: int = 9) -> None:
+def opened(data: Path, topic: str) -> Log:
+    """Opens the log of partition 0 of a topic as Kafka left it."""
+    key = TopicPartition(topic, 0)
+    return open_log(SystemFiles(), str(data / f"{topic}-0"), key, LogConfig(), now_ms=1, clean=True)
+
+
+def append(data: Path, topic: str, key: bytes | None, value: bytes, **options: Any) -> None:
+    """Appends a record to partition 0 of a topic."""
+    log = opened(data, topic)
+    rows = [(int(time.time() * 1000), key, value, None)]
+    log.append_copied(build_batch(rows, base_offset=int(log.end_offset), leader_epoch=0, **options), 1)
+    log.close(1)
+
+
+def write_open(data: Path, value: bytes, producer_id: int = 90, epoch: int = 2) -> None:
+    """Appends the first record of a transaction."""
+    options: dict[str, Any] = {"producer_id": producer_id, "producer_epoch": epoch, "base_sequence": 0}
+    append(data, "bought", None, value, transactional=True, **options)
+
+
+def write_state(data: Path, name: str, state: TransactionState, producer_id: int = 90, **fields: Any) -> None:
     """Appends a record of the transaction coordinator to its recorded log."""
-    value = TransactionLogValue(
+    metadata = TransactionMetadata(
         producer_id=producer_id,
-        producer_epoch=0,
-        transaction_timeout_ms=60_000,
-        transaction_status=status,
-        transaction_partitions=[TransactionPartitions(topic="bought", partition_ids=[0])],
+        producer_epoch=2,
+        timeout_ms=60_000,
+        state=state,
+        partitions=frozenset({TopicPartition("bought", 0)}),
+        update_ms=int(time.time() * 1000),
+        start_ms=int(time.time() * 1000),
     )
-    key = b"\0\0" + encode(TransactionLogKey(transactional_id="till"), 0)
-    content = version.to_bytes(2, "big") + encode(value, version)
-    log = data / "__transaction_state-0" / "00000000000000000000.log"
-    log.write_bytes(log.read_bytes() + build_batch([(1, key, content, None)], base_offset=10, leader_epoch=0))
+    record = TransactionRecord(name, metadata._replace(**fields))
+    value = record.value_bytes()
+    assert value is not None
+    append(data, TRANSACTION_TOPIC, record.key_bytes(), value)
+
+
+def until_described(admin: Admin, name: str, state: str) -> None:
+    """Waits until a transactional id has a state."""
+    for _ in until_found():
+        if admin.describe_transaction(name).state == state:
+            return
+
+
+def until_found() -> Iterator[None]:
+    """Yields up to a deadline, with pauses."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        yield
+        time.sleep(0.05)
+    raise AssertionError("it did not come in 30 s")
+
+
+def bought(bootstrap: str, isolation: str = "read_committed") -> list[bytes]:
+    """Returns the values of ``bought`` that Kafka has not written."""
+    records = see(bootstrap, isolation=isolation).records["bought", 0]
+    return [record[3] for record in records if not record[3].startswith(b"sale")]
 
 
 @pytest.mark.parametrize(
-    ("status", "word", "end"),
-    [(1, "ongoing", "committed"), (2, "being committed", "committed"), (3, "being aborted", "aborted")],
+    ("state", "ended", "values"),
+    [
+        (TransactionState.PREPARE_COMMIT, "CompleteCommit", [b"perhaps", b"later"]),
+        (TransactionState.PREPARE_ABORT, "CompleteAbort", [b"later"]),
+    ],
 )
-def test_open_transactions_are_refused_or_ended(status: int, word: str, end: str, tmp_path: Path) -> None:
-    data = copied("kraft", tmp_path)
-    write_state(data, status)
-    (problem,) = called(data)["problems"]
-    assert problem.startswith(f"the transaction of 'till' is {word} in bought-0, and Tidemill does not")
-    assert f"for more than its timeout (60000 ms), or have it {end} in its partitions" in problem
-    told = called(data, "--open-as-committed")
-    assert (told["exit"], told["problems"]) == (0, [])
-    assert f"the transaction of 'till' is {word} in bought-0: it is {end} there" in told["notes"][0]
-
-
-def opened(data: Path, *, clean: bool = True) -> Log:
-    """Opens the log of ``bought-0`` as Kafka left it."""
-    return open_log(
-        SystemFiles(), str(data / "bought-0"), TopicPartition("bought", 0), LogConfig(), now_ms=1, clean=clean
-    )
-
-
-def test_prepared_aborts_are_not_committed(tmp_path: Path) -> None:
-    data = copied("kraft", tmp_path)
-    log = opened(data)
-    end = int(log.end_offset)
-    options: dict[str, Any] = {"producer_id": 90, "producer_epoch": 2, "base_sequence": 0}
-    rows = [(1, None, b"given up", None)]
-    log.append_copied(build_batch(rows, transactional=True, base_offset=end, **options), 1)
-    log.close(1)
-    write_state(data, 3, producer_id=90)
-    told = called(data, "--open-as-committed")
-    assert f"bought-0: the records of producer 90 from offset {end} on are aborted" in told["notes"]
-    assert opened(data).last_stable_offset(end + 2) == end + 2
-    with Broker(CONFIG, data_dir=data) as broker:
-        seen = see(broker.bootstrap)
-        everything = see(broker.bootstrap, isolation="read_uncommitted")
-    assert everything.records["bought", 0][-1][3] == b"given up"
-    assert seen.records["bought", 0][-1][0] < end
-
-
-def test_records_of_open_transactions_are_committed_or_block_readers(tmp_path: Path) -> None:
-    data = copied("kraft", tmp_path)
-    log = opened(data)
-    end = int(log.end_offset)
-    options: dict[str, Any] = {"producer_id": 90, "producer_epoch": 2, "base_sequence": 0}
-    rows = [(1, None, b"perhaps", None)]
-    log.append_copied(build_batch(rows, transactional=True, base_offset=end, **options), 1)
-    log.close(1)
-    write_state(data, 1)
-    as_it_is = tmp_path / "as-it-is"
-    shutil.copytree(data, as_it_is)
-    assert called(data, "--open-as-committed", "--dry-run")["exit"] == 0
-    assert opened(data).last_stable_offset(end + 1) == end
-    told = called(data, "--open-as-committed")
-    refused = called(data, "--open-as-committed")
-    assert refused["exit"] == 1
-    assert "already holds the state of a Tidemill cluster" in refused["problems"][0]
-    assert not any("is committed" in note for note in refused["notes"])
-    assert told["exit"] == 0
-    assert f"bought-0: the records of producer 90 from offset {end} on are committed" in told["notes"]
-    with Broker(CONFIG, data_dir=data) as broker:
-        assert see(broker.bootstrap).records["bought", 0][-1][3] == b"perhaps"
-    again = opened(data)
-    assert (again.end_offset, again.last_stable_offset(end + 2)) == (end + 2, end + 2)
-    shutil.rmtree(as_it_is / "__transaction_state-0")
-    assert called(as_it_is, "--without-settings")["exit"] == 0
-    with Broker(CONFIG, data_dir=as_it_is) as broker:
-        seen = see(broker.bootstrap)
-        everything = see(broker.bootstrap, isolation="read_uncommitted")
-    assert f"bought-0: 1 transactions are open, the first since offset {end} (producer 90)" in broker.log
-    assert everything.records["bought", 0][-1][3] == b"perhaps"
-    assert seen.records["bought", 0][-1][0] < end
-    # Aborted transactions are skipped, although only the log records them.
-    assert len(everything.records["bought", 0]) == len(seen.records["bought", 0]) + 4 + 1
-
-
-def damage_batch(data: Path, offset: int) -> str:
-    """A crash, after which a byte of the batch at ``offset`` differs: a later batch proves the damage."""
-    (data / ".kafka_cleanshutdown").unlink()
-    log = data / "bought-0" / "00000000000000000000.log"
-    content = bytearray(log.read_bytes())
-    content[content.index(b"later 0")] ^= 1
-    log.write_bytes(content)
-    return f"bought-0: the records of offsets {offset} to {offset + 1} are truncated: {log}: corruption"
-
-
-def cut_batches(data: Path, offset: int) -> str:
-    """A clean shutdown, after which the batches from ``offset`` on are missing."""
-    log = data / "bought-0" / "00000000000000000000.log"
-    content = log.read_bytes()
-    position = content.index(offset.to_bytes(8, "big") + (0).to_bytes(3, "big"))
-    log.write_bytes(content[:position])
-    points = data / "recovery-point-offset-checkpoint"
-    # The marker takes the offset of the lost record: afterwards the checkpoint does not show the loss.
-    points.write_text(re.sub(r"bought 0 \d+", f"bought 0 {offset + 1}", points.read_text()))
-    return f"the log ends at offset {offset} after a clean shutdown, but {points.name} has offset"
-
-
-@pytest.mark.parametrize("lose", [damage_batch, cut_batches])
-def test_records_that_ending_transactions_found_lost_are_reported_by_the_next_start(
-    lose: Callable[[Path, int], str], tmp_path: Path
+def test_a_decided_transaction_of_kafka_gets_its_markers(
+    state: TransactionState, ended: str, values: list[bytes], tmp_path: Path
 ) -> None:
     data = copied("kraft", tmp_path)
-    log = opened(data)
-    end = int(log.end_offset)
-    options: dict[str, Any] = {"producer_id": 90, "producer_epoch": 2, "base_sequence": 0}
-    rows = [(1, None, b"perhaps", None)]
-    log.append_copied(build_batch(rows, transactional=True, base_offset=end, **options), 1)
-    for later in range(2):
-        rows = [(1, None, b"later %d" % later, None)]
-        log.append_copied(build_batch(rows, base_offset=end + 1 + later), 1)
-    log.close(1)
-    write_state(data, 1)
-    lost = lose(data, end + 1)
-    told = called(data, "--open-as-committed")
-    assert f"bought-0: the records of producer 90 from offset {end} on are committed" in told["notes"]
-    assert any(lost in note for note in told["notes"])
-    logs = start_logs(
-        SystemFiles(), [str(data)], now_ms=1, node=told["node_id"], cluster_id=told["cluster_id"]
-    )
-    log = logs.logs[TopicPartition("bought", 0)]
-    assert (log.end_offset, log.last_stable_offset(end + 2)) == (end + 2, end + 2)
-    assert logs.dirs.damaged == {TopicPartition("bought", 0)}
-    assert logs.close(1, {}) == []
-
-
-def test_damage_of_the_transaction_state_is_reported_and_the_rest_is_read(tmp_path: Path) -> None:
-    data = copied("kraft", tmp_path)
-    write_state(data, 1)
-    log = data / "__transaction_state-0" / "00000000000000000000.log"
-    content = bytearray(log.read_bytes())
-    content[-1] ^= 1
-    log.write_bytes(content)
-    write_state(data, 1)
-    assert "is ongoing in bought-0" in called(data)["problems"][0]
-    write_state(data, 0)
+    write_open(data, b"perhaps")
+    write_state(data, "buyer", state)
+    append(data, "bought", None, b"later")
     told = called(data)
-    assert told["exit"] == 0
-    assert "cannot be read (" in told["notes"][-1]
-    assert told["notes"][-1].startswith(f"{log}: the batch at byte ")
+    assert (told["exit"], told["problems"], told["notes"]) == (0, [], [])
+    with Broker(CONFIG, data_dir=data) as broker, Admin(broker.bootstrap) as admin:
+        until_described(admin, "buyer", ended)
+        assert admin.describe_transaction("till").state == "CompleteCommit"
+        assert bought(broker.bootstrap) == values
+        broker.restart()
+        assert admin.describe_transaction("buyer").state == ended
+        assert bought(broker.bootstrap) == values
+        assert bought(broker.bootstrap, "read_uncommitted") == [b"perhaps", b"later"]
 
 
-def test_missing_transaction_state_is_reported(tmp_path: Path) -> None:
-    data = copied("kraft", tmp_path)
-    log = data / "__transaction_state-0" / "00000000000000000000.log"
-    size = log.stat().st_size
-    write_state(data, 1)
-    content = bytearray(log.read_bytes())
-    content[size + 8] = 0x7F  # The length of the last batch.
-    log.write_bytes(content)
-    told = called(data, "--dry-run")["notes"]
-    assert told[-1].startswith(f"{log}: the part from byte {size} on cannot be read (")
-    (data / ".kafka_cleanshutdown").unlink()
-    assert called(data)["notes"] == told[:-1]
-
-
-@pytest.mark.parametrize("status", [0, 4, 5])
-def test_ended_transactions_are_no_problem(status: int, tmp_path: Path) -> None:
-    data = copied("kraft", tmp_path)
-    write_state(data, 1)
-    write_state(data, status)
+def test_transactions_of_kafka_without_partitions_end(tmp_path: Path) -> None:
+    data, bare = copied("kraft", tmp_path), {"partitions": frozenset[TopicPartition]()}
+    write_state(data, "decided", TransactionState.PREPARE_ABORT, 90, **bare)
+    write_state(data, "open", TransactionState.ONGOING, 91, **bare)
     assert called(data)["exit"] == 0
+    with Broker(CONFIG, data_dir=data) as broker, Admin(broker.bootstrap) as admin:
+        until_described(admin, "decided", "CompleteAbort")
+        assert admin.describe_transaction("open").state == "Ongoing"
+        ended = end_transaction(broker.bootstrap, "open", 91, 2, is_commit=True, version=4)
+        assert ended.error_code == 0
+        until_described(admin, "open", "CompleteCommit")
+
+
+def test_a_decided_transaction_of_kafka_ends_with_the_next_producer_id(tmp_path: Path) -> None:
+    """The epochs of producer id 90 are used up: Kafka has assigned the next id with the decision."""
+    data = copied("kraft", tmp_path)
+    write_open(data, b"perhaps", epoch=LAST_EPOCH)
+    fields = {"producer_epoch": LAST_EPOCH + 1, "previous_producer_id": 90, "next_producer_id": 95}
+    write_state(data, "buyer", TransactionState.PREPARE_COMMIT, client_version=2, **fields)
+    assert called(data)["exit"] == 0
+    with Broker(CONFIG, data_dir=data) as broker, Admin(broker.bootstrap) as admin:
+        until_described(admin, "buyer", "CompleteCommit")
+        found = admin.describe_transaction("buyer")
+        assert (found.producer_id, found.producer_epoch) == (95, 0)
+        assert bought(broker.bootstrap) == [b"perhaps"]
+        repeated = end_transaction(broker.bootstrap, "buyer", 90, LAST_EPOCH, is_commit=True, version=5)
+        assert (repeated.error_code, repeated.producer_id, repeated.producer_epoch) == (0, 95, 0)
+
+
+def test_an_open_transaction_of_kafka_is_continued_by_its_producer(tmp_path: Path) -> None:
+    data = copied("kraft", tmp_path)
+    write_open(data, b"perhaps")
+    write_state(data, "buyer", TransactionState.ONGOING, client_version=2)
+    assert called(data)["exit"] == 0
+    with Broker(CONFIG, data_dir=data) as broker, Admin(broker.bootstrap) as admin:
+        found = admin.describe_transaction("buyer")
+        assert (found.state, found.producer_id, found.producer_epoch) == ("Ongoing", 90, 2)
+        assert bought(broker.bootstrap) == []
+        ended = end_transaction(broker.bootstrap, "buyer", 90, 2, is_commit=True, version=5)
+        assert (ended.error_code, ended.producer_id, ended.producer_epoch) == (0, 90, 3)
+        until_described(admin, "buyer", "CompleteCommit")
+        assert bought(broker.bootstrap) == [b"perhaps"]
+
+
+def test_open_transactions_of_kafka_are_aborted_by_the_next_producer_or_their_timeout(tmp_path: Path) -> None:
+    data = copied("kraft", tmp_path)
+    write_open(data, b"left", 90)
+    write_open(data, b"slow", 91)
+    write_state(data, "left", TransactionState.ONGOING, 90)
+    write_state(data, "slow", TransactionState.ONGOING, 91, timeout_ms=1000)
+    assert called(data)["exit"] == 0
+    interval = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
+    with Broker(CONFIG | interval, data_dir=data) as broker, Admin(broker.bootstrap) as admin:
+        until_described(admin, "slow", "CompleteAbort")
+        assert admin.describe_transaction("left").state == "Ongoing"
+        config = {"transactional.id": "left"}
+        with ClientProducer(broker.bootstrap, config) as producer, producer.transaction():
+            producer.send("bought", b"again")
+        until_described(admin, "left", "CompleteCommit")
+        assert bought(broker.bootstrap) == [b"again"]
+        assert bought(broker.bootstrap, "read_uncommitted") == [b"left", b"slow", b"again"]
+
+
+def test_a_transaction_without_coordinator_is_found_and_aborted(tmp_path: Path) -> None:
+    data = copied("kraft", tmp_path)
+    write_open(data, b"perhaps")
+    offset = int(opened(data, "bought").end_offset) - 1
+    shutil.rmtree(data / f"{TRANSACTION_TOPIC}-0")
+    assert called(data, "--without-settings")["exit"] == 0
+    with Broker(CONFIG, data_dir=data) as broker:
+        assert bought(broker.bootstrap) == []
+        target = ["--bootstrap-server", broker.bootstrap]
+        runner = CliRunner()
+        told = runner.invoke(command, ["transaction", "find-hanging", "--idle-for", "0s", "--json", *target])
+        (hanging,) = json.loads(told.stdout)
+        assert (hanging["partition"], hanging["start_offset"]) == ("bought-0", offset)
+        where = ["--topic", "bought", "--partition", "0", "--first-offset", str(offset)]
+        assert runner.invoke(command, ["transaction", "abort", *where, "-y", *target]).exit_code == 0
+        one_word(broker.bootstrap, b"later", "bought")
+        assert bought(broker.bootstrap) == [b"later"]
+
+
+def test_a_damaged_record_of_the_transaction_state_costs_its_own_transaction(tmp_path: Path) -> None:
+    data = copied("kraft", tmp_path)
+    write_open(data, b"perhaps")
+    append(data, TRANSACTION_TOPIC, b"\0\0\0\x03bad", b"\0\1rest")
+    write_state(data, "buyer", TransactionState.PREPARE_COMMIT)
+    assert called(data)["exit"] == 0
+    with Broker(CONFIG, data_dir=data) as broker, Admin(broker.bootstrap) as admin:
+        until_described(admin, "buyer", "CompleteCommit")
+        assert bought(broker.bootstrap) == [b"perhaps"]
+        assert f"{TRANSACTION_TOPIC}-0: the data from offset 10 is skipped" in broker.log
+
+
+def test_the_loss_of_transactions_is_reported(tmp_path: Path) -> None:
+    path = f"/brokers/topics/{TRANSACTION_TOPIC}"
+    nodes = edited_nodes(tmp_path, path, partitions={"0": [2]})
+    told = called(copied("zookeeper", tmp_path), "--nodes", nodes, "--only-whole")
+    assert told["notes"] == [
+        f"topic {TRANSACTION_TOPIC} is omitted: partition 0 is on other brokers",
+        "the state of all transactions is omitted with it: no coordinator ends those that are open; "
+        "'tidemill transaction find-hanging' names them after the start, and 'transaction abort' ends them",
+    ]
+
+
+@pytest.mark.parametrize("topic", ["__consumer_offsets", TRANSACTION_TOPIC])
+def test_metadata_without_an_internal_topic_is_refused(topic: str, tmp_path: Path) -> None:
+    nodes = json.loads((RECORDED / "zookeeper" / "nodes.json").read_text())
+    path = tmp_path / "nodes.json"
+    kept = {name: text for name, text in nodes.items() if f"/brokers/topics/{topic}" not in name}
+    path.write_text(json.dumps(kept))
+    (problem,) = called(copied("zookeeper", tmp_path), "--nodes", path)["problems"]
+    assert problem.startswith(f"{tmp_path / 'data'}/{topic}-0 holds ")
+    assert f"has no topic {topic}: it is older than the directories" in problem
+
+
+def test_producers_get_no_ids_of_transactional_ids_without_metadata(tmp_path: Path) -> None:
+    data = copied("kraft", tmp_path)
+    write_state(data, "idle", TransactionState.COMPLETE_COMMIT, 2_000_000, partitions=frozenset())
+    assert called(data, "--without-settings")["exit"] == 0
+    config = {"transactional.id": "other"}
+    with Broker(CONFIG, data_dir=data) as broker, Admin(broker.bootstrap) as admin:
+        with ClientProducer(broker.bootstrap, config) as producer:
+            producer.begin()
+        assert admin.describe_transaction("other").producer_id > 2_000_000
+        assert admin.describe_transaction("idle").producer_id == 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "feature", "level"),
+    [
+        ("kraft", None, 2),
+        ("zookeeper", None, None),
+        ("zookeeper", {"version": 2, "status": 1, "features": {}}, 0),
+        ("zookeeper", {"version": 2, "status": 1, "features": {"transaction.version": 1}}, 1),
+    ],
+)
+def test_the_transaction_version_is_imported(
+    kind: str, feature: dict[str, Any] | None, level: int | None, tmp_path: Path
+) -> None:
+    data, source_options = copied(kind, tmp_path), source(kind)
+    if feature is not None:
+        nodes = json.loads((RECORDED / "zookeeper" / "nodes.json").read_text())
+        (tmp_path / "nodes.json").write_text(json.dumps(nodes | {FEATURE: json.dumps(feature)}))
+        source_options = ["--nodes", str(tmp_path / "nodes.json")]
+    assert called(data, *source_options)["exit"] == 0
+    stored = asyncio.run(node_of(data, FEATURE))
+    found = None if stored is None else FeatureNode.decode(stored)
+    assert found == (None if level is None else {"transaction.version": level} if level else {})
+    with Broker(CONFIG, data_dir=data) as broker:
+        assert transaction_version(broker.bootstrap) == (2 if level is None else level)
+
+
+def test_a_cluster_of_kafka_on_zookeeper_has_no_transaction_version(tmp_path: Path) -> None:
+    """A whole cluster takes over the node, which Kafka created without the feature."""
+    data = copied("kraft", tmp_path)
+    assert called(data)["exit"] == 0
+    asyncio.run(set_node(data, FEATURE, b'{"features":{},"version":2,"status":1}'))
+    with Broker(CONFIG, data_dir=data) as broker:
+        assert transaction_version(broker.bootstrap) == 0
+
+
+async def set_node(data: Path, path: str, value: bytes) -> None:
+    store = EmbeddedStore.open(str(data / STORE))
+    await store.transact([SetData(path, value)])
+    await store.close()
+
+
+async def node_of(data: Path, path: str) -> bytes | None:
+    store = EmbeddedStore.open(str(data / STORE))
+    node = await store.get(path)
+    await store.close()
+    return None if node is None else node.data
 
 
 def test_unknown_settings_are_reported(tmp_path: Path) -> None:

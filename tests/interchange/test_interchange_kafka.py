@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic, ResourceType
 from kafka_peer import (
     CODECS,
@@ -108,9 +107,10 @@ def log(command: str, *arguments: object) -> str:
     return done.stdout
 
 
-def kafka_dump(jars: str, paths: list[Path]) -> str:
+def kafka_dump(jars: str, paths: list[Path], *options: str) -> str:
     """Returns the output of kafka-dump-log; its class has another package in Kafka 4."""
-    arguments = ["--deep-iteration", "--print-data-log", "--files", ",".join(map(str, paths))]
+    options = options or ("--deep-iteration", "--print-data-log")
+    arguments = [*options, "--files", ",".join(map(str, paths))]
     for name in ("org.apache.kafka.tools.DumpLogSegments", "kafka.tools.DumpLogSegments"):
         done = subprocess.run(java(jars, name, *arguments), capture_output=True)
         if b"ClassNotFoundException" not in done.stderr:
@@ -224,25 +224,6 @@ def test_old_formats_are_dumped_as_kafka_dumps_them(version: str, tmp_path: Path
     check_dumps(class_path(version), data, (".log", ".index", ".timeindex", ".snapshot"))
     recorded = Path(__file__).parent / "recorded" / "zookeeper" / "data"
     check_dumps(class_path(version), recorded)
-
-
-def test_an_open_transaction_is_reported(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    kafka = Kafka(class_path("4.3.1"), tmp_path, data)
-    try:
-        kafka.start(form=True)
-        producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": "till"})
-        producer.init_transactions(60)
-        producer.begin_transaction()
-        producer.produce("bought", b"perhaps", partition=0)
-        assert producer.flush(30) == 0
-    finally:
-        kafka.end(signal.SIGKILL)
-    every = [sys.executable, "-m", "tidemill", "log", "import", str(data)]
-    done = subprocess.run(every, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "the transaction of 'till' is ongoing in bought-0, and Tidemill does not end it" in done.stderr
-    assert not (data / "coordination.db").exists()
 
 
 def test_one_broker_of_two_provides_its_complete_topics(zookeeper: ZooKeeper, tmp_path: Path) -> None:

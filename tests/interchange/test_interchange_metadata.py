@@ -230,6 +230,16 @@ def test_changes_of_partitions_are_applied(tmp_path: Path) -> None:
     assert metadata.topics["t"].partitions == {0: PartitionEntry((2, 3), 2, 5, (2,))}
 
 
+@pytest.mark.parametrize(("levels", "level"), [([], 0), ([1], 1), ([1, 2], 2), ([2, 0], 0)])
+def test_the_last_level_of_the_transaction_version_is_read(
+    levels: list[int], level: int, tmp_path: Path
+) -> None:
+    name = "transaction.version"
+    told = [records.FeatureLevelRecord(name=name, feature_level=one) for one in levels]
+    other = records.FeatureLevelRecord(name="group.version", feature_level=1)
+    assert replay(tmp_path, *told, other).transaction_version == level
+
+
 def test_a_recreated_topic_has_no_old_settings(tmp_path: Path) -> None:
     old = records.ConfigRecord(resource_type=2, resource_name="t", name="retention.ms", value="1")
     metadata = replay(tmp_path, *topic("t"), old, records.RemoveTopicRecord(topic_id=ID), *topic("t", OTHER))

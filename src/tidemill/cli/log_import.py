@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -70,8 +69,8 @@ Examples:
 
 Give every directory of the broker's log.dirs, in the order that the broker is to use. The Kafka broker must
 be stopped; after a kill, the first start checks its logs. Nothing in the directories of partitions is
-changed, unless --open-as-committed is given. Exit code 1, and nothing is written, when data would be
-lost. One key of Tidemill's configuration counts: tidemill.unpacked.batch.bytes.max.""",
+changed. Open transactions continue. Exit code 1, and nothing is written, when data would be lost.
+One key of Tidemill's configuration counts: tidemill.unpacked.batch.bytes.max.""",
 )
 @click.argument("paths", metavar="DIR...", nargs=-1, required=True, type=DIRECTORY)
 @click.option(
@@ -93,11 +92,6 @@ lost. One key of Tidemill's configuration counts: tidemill.unpacked.batch.bytes.
 )
 @click.option("--missing-as-empty", is_flag=True, help="Create partitions without a directory as empty.")
 @click.option("--only-whole", is_flag=True, help="Skip topics with partitions on other brokers.")
-@click.option(
-    "--open-as-committed",
-    is_flag=True,
-    help="End open transactions: commit them, except those with an abort prepared.",
-)
 @click.option("--dry-run", is_flag=True, help="Show what would be done, but do nothing.")
 @config_file_option
 @broker_settings_option
@@ -117,28 +111,17 @@ def import_(
     """
     from tidemill.interchange.directories import read_directories
     from tidemill.interchange.kafka_import import Choices, plan, write_store
-    from tidemill.interchange.open_transactions import open_transactions
-    from tidemill.interchange.transaction_completion import commit_open
 
     bytes_max = unpacked_bytes_max(config_file, sets)
     paths = distinct_paths(paths)
     with locked(paths, acquire=not dry_run):
         found = read_directories(SystemFiles(), paths)
-        damage: list[str] = []
-        transactions = open_transactions(SystemFiles(), found, damage, unpacked_bytes_max=bytes_max)
         planned = plan(
             _metadata(found, bytes_max, **_sources(options)),
             found,
-            Choices(options["missing_as_empty"], options["only_whole"], options["open_as_committed"]),
-            transactions,
+            Choices(options["missing_as_empty"], options["only_whole"]),
         )
-        planned.notes.extend(damage)
         if not planned.problems and not dry_run:
-            topics = planned.metadata.topics
-            now_ms = int(time.time() * 1000)
-            planned.notes.extend(
-                commit_open(SystemFiles(), found, topics, transactions, now_ms, unpacked_bytes_max=bytes_max)
-            )
             asyncio.run(write_store(SystemFiles(), paths[0], planned.metadata))
     if as_json:
         print_json(_document(planned, found, dry_run))
@@ -167,6 +150,7 @@ def _metadata(
     from tidemill.interchange import zookeeper_nodes
     from tidemill.interchange.kafka_import import metadata_of_directories
     from tidemill.interchange.kraft_metadata_reader import read_kraft
+    from tidemill.interchange.transactional_producer_ids import next_producer_id
 
     if zookeeper:
         return zookeeper_nodes.from_nodes(
@@ -175,7 +159,9 @@ def _metadata(
     if nodes:
         return zookeeper_nodes.from_nodes(zookeeper_nodes.read_file(nodes), nodes, is_file=True)
     if without_settings:
-        return metadata_of_directories(found)
+        taken = metadata_of_directories(found)
+        taken.next_producer_id = next_producer_id(SystemFiles(), found, unpacked_bytes_max=bytes_max)
+        return taken
     places = [directory.metadata for directory in found.directories if directory.metadata]
     if metadata:
         metadata = os.path.abspath(metadata)

@@ -41,6 +41,8 @@ class ClusterMetadata:
     group_configs: dict[str, dict[str, str]] = field(default_factory=dict)
     """Configurations by group."""
     next_producer_id: int = 0
+    transaction_version: int | None = None
+    """The level of the feature ``transaction.version``; None if the source does not have features."""
     group_offsets: dict[GroupPartition, int] = field(default_factory=dict)
     """Offsets outside ``__consumer_offsets``, committed by version 0 or by the groups themselves."""
     omitted: Counter[str] = field(default_factory=Counter)

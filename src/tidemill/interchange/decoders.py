@@ -18,40 +18,13 @@ from tidemill.log_tools.dump import UTF8, Decoder, text_decoder
 from tidemill.log_tools.java_text import java_text
 from tidemill.model.errors import ConfigError, ProtocolError
 from tidemill.records.record_reader import Record
+from tidemill.transactions.transaction_log import TransactionLogKey, TransactionLogValue
 from tidemill.wire.codec import decode, decode_prefix, version_of
 from tidemill.wire.messages.consumer_protocol import ConsumerProtocolAssignment, ConsumerProtocolSubscription
-from tidemill.wire.schema import INT8, INT16, INT32, INT64, STRING, UUID, Struct, field, parse_versions
+from tidemill.wire.schema import INT16, INT32, INT64, UUID, Struct, field, parse_versions
 
 DELETED: Final = "<DELETE>"
 Texts = tuple[str | None, str | None]
-
-
-class TransactionLogKey(Struct, versions="0"):
-    """The key of a transactional id's record."""
-
-    transactional_id: str = field(STRING)
-
-
-class TransactionPartitions(Struct):
-    """The partitions of a topic in a transaction."""
-
-    topic: str = field(STRING)
-    partition_ids: list[int] = field([INT32])
-
-
-class TransactionLogValue(Struct, versions="0-1", flexible="1+"):
-    """The state of a transactional id."""
-
-    producer_id: int = field(INT64)
-    previous_producer_id: int = field(INT64, "1+", tag=0, default=-1)
-    next_producer_id: int = field(INT64, "1+", tag=1, default=-1)
-    producer_epoch: int = field(INT16)
-    transaction_timeout_ms: int = field(INT32)
-    transaction_status: int = field(INT8)
-    transaction_partitions: list[TransactionPartitions] | None = field([TransactionPartitions], nullable="0+")
-    transaction_last_update_timestamp_ms: int = field(INT64)
-    transaction_start_timestamp_ms: int = field(INT64)
-    client_transaction_version: int = field(INT16, "1+", tag=2, default=0)
 
 
 class SnapshotHeaderRecord(Struct, versions="0", flexible="0+"):

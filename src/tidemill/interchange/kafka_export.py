@@ -16,10 +16,14 @@ from typing import Final, NamedTuple
 from tidemill.coordination.coordination_store import subtree
 from tidemill.coordination.embedded_store import FILE_NAME as STORE_FILE
 from tidemill.coordination.embedded_store import EmbeddedStore, sync_path
-from tidemill.coordination.nodes import CLUSTER_ID, CONSUMERS, PRODUCER_ID_BLOCK
-from tidemill.interchange.cluster import ClusterMetadata, PartitionEntry, TopicEntry
+from tidemill.coordination.nodes import CONSUMERS
+from tidemill.interchange.cluster import (
+    ClusterMetadata,
+    PartitionEntry,
+    TopicEntry,
+)
 from tidemill.interchange.directories import BrokerDirectories, KafkaLogDirectory, missing_links
-from tidemill.interchange.zookeeper_nodes import READ_BELOW, Nodes, from_nodes
+from tidemill.interchange.zookeeper_nodes import READ_BELOW, SINGLE, Nodes, from_nodes
 from tidemill.log.checkpoint_files import read_offsets, write_clean_shutdown, write_offsets
 from tidemill.log.file_names import (
     CLEAN_SHUTDOWN,
@@ -40,6 +44,7 @@ from tidemill.model.configs.message_format_versions import magic_of
 from tidemill.model.errors import ConfigError, StorageError
 from tidemill.model.ids import encode_id
 from tidemill.model.system_interfaces import Files
+from tidemill.model.transaction_types import TRANSACTION_VERSION
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.batch import CURRENT_MAGIC
 
@@ -78,7 +83,7 @@ async def read_store(found: BrokerDirectories) -> Nodes:
     store = EmbeddedStore.open(f"{directory.path}/{STORE_FILE}")
     try:
         paths = [path for root in (*READ_BELOW, CONSUMERS) for path in await subtree(store, root)]
-        paths += [CLUSTER_ID, PRODUCER_ID_BLOCK]
+        paths += SINGLE
         nodes = await store.get_many(paths)
         return {path: node.data for path, node in zip(paths, nodes, strict=True) if node is not None}
     finally:
@@ -119,6 +124,11 @@ def plan(nodes: Nodes, found: BrokerDirectories) -> Export:
             metadata.topics[name].partitions[number] = PartitionEntry(
                 (found.node_id,), found.node_id, entry.leader_epoch + 1, (found.node_id,)
             )
+    if source.transaction_version:
+        result.notes.append(
+            f"{TRANSACTION_VERSION} {source.transaction_version} is omitted: Kafka 3.9 on ZooKeeper has "
+            "level 0"
+        )
     for name, config in source.broker_configs.items():
         kept = _supported_settings(
             config,

@@ -1,10 +1,10 @@
 """Imports a data directory of Apache Kafka: plans the content of the coordination store, and writes it.
 
-The partition directories do not change: Tidemill uses Kafka's files (except for requested markers that end
-open transactions, :mod:`tidemill.interchange.transaction_completion`). The import creates the store with the
+The partition directories do not change: Tidemill uses Kafka's files. Groups continue with
+``__consumer_offsets``, transactions with ``__transaction_state``. The import creates the store with the
 metadata that Kafka kept elsewhere: topics with their ids, partitions and settings, broker settings, the next
-producer id. Every partition has the one broker as its only replica, which leads it in a later epoch than any
-before.
+producer id, the level of ``transaction.version``. Every partition has the one broker as its only replica,
+which leads it in a later epoch than any before.
 
 Metadata or data that would be lost is a problem, and aborts the import unless a choice of :class:`Choices`
 allows the loss.
@@ -12,18 +12,16 @@ allows the loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
 from tidemill.coordination.coordination_store import Create
 from tidemill.coordination.embedded_store import FILE_NAME as STORE_FILE
 from tidemill.coordination.embedded_store import LAST_ID_SUFFIX, EmbeddedStore
-from tidemill.coordination.topic_image import OFFSETS_TOPIC
+from tidemill.coordination.topic_image import OFFSETS_TOPIC, TRANSACTION_TOPIC
 from tidemill.interchange.cluster import ClusterMetadata, PartitionEntry, TopicEntry
 from tidemill.interchange.directories import BrokerDirectories, PartitionDirectory, missing_links
-from tidemill.interchange.open_transactions import TOPIC as TRANSACTIONS_TOPIC
-from tidemill.interchange.open_transactions import OpenTransaction
 from tidemill.interchange.zookeeper_nodes import to_nodes
 from tidemill.model.configs import (
     BrokerConfig,
@@ -44,8 +42,19 @@ KEPT_FOR_EVER: Final = {"retention.ms": "-1", "retention.bytes": "-1"}
 """The settings of a topic with unknown settings: none of its records is deleted before they are set."""
 INTERNAL: Final = {
     OFFSETS_TOPIC: {"cleanup.policy": "compact", "compression.type": "producer"},
-    TRANSACTIONS_TOPIC: {"cleanup.policy": "compact", "compression.type": "uncompressed"},
+    TRANSACTION_TOPIC: {"cleanup.policy": "compact", "compression.type": "uncompressed"},
 }
+CONTENTS: Final = {OFFSETS_TOPIC: "committed offsets", TRANSACTION_TOPIC: "the state of transactions"}
+OMITTED: Final = {
+    OFFSETS_TOPIC: (
+        "the committed offsets of all groups are omitted with it: the groups start without offsets"
+    ),
+    TRANSACTION_TOPIC: (
+        "the state of all transactions is omitted with it: no coordinator ends those that are open; "
+        "'tidemill transaction find-hanging' names them after the start, and 'transaction abort' ends them"
+    ),
+}
+"""What the loss of a topic means."""
 
 
 class Choices(NamedTuple):
@@ -55,8 +64,6 @@ class Choices(NamedTuple):
     """A partition without a directory is created empty."""
     only_whole: bool = False
     """Topics with partitions on other brokers are omitted."""
-    open_as_committed: bool = False
-    """Open transactions are committed, except those that were about to be aborted."""
 
 
 class Import(NamedTuple):
@@ -94,16 +101,12 @@ def metadata_of_directories(found: BrokerDirectories) -> ClusterMetadata:
     return metadata
 
 
-def plan(
-    metadata: ClusterMetadata,
-    found: BrokerDirectories,
-    choices: Choices,
-    transactions: Iterable[OpenTransaction] = (),
-) -> Import:
+def plan(metadata: ClusterMetadata, found: BrokerDirectories, choices: Choices) -> Import:
     """Plans an import from the cluster's metadata and the content of the directories."""
     node_id = broker_id_of(found)
     imported = ClusterMetadata(metadata.source, metadata.cluster_id or found.cluster_id)
     imported.next_producer_id = metadata.next_producer_id
+    imported.transaction_version = metadata.transaction_version
     result = Import(imported, node_id, [], list(metadata.notes), [])
     if metadata.cluster_id and found.cluster_id and metadata.cluster_id != found.cluster_id:
         result.problems.append(
@@ -116,18 +119,6 @@ def plan(
     _import_broker_configs(metadata, result)
     _import_group_configs(metadata, result)
     _import_group_offsets(metadata, result)
-    to_commit, place = [], len(result.notes)
-    for transaction in transactions:
-        names = _join_names(transaction.partitions)
-        text = f"the transaction of {transaction.transactional_id!r} is {transaction.state} in {names}"
-        how = "aborted" if transaction.is_aborted else "committed"
-        if choices.open_as_committed:
-            to_commit.append(f"{text}: it is {how} there, by a marker at the end of the log")
-        else:
-            result.problems.append(
-                f"{text}, and Tidemill does not end it: start Kafka for more than its timeout "
-                f"({transaction.timeout_ms} ms), or have it {how} in its partitions, by --open-as-committed"
-            )
     known = {
         TopicPartition(name, number)
         for name in imported.topics
@@ -137,14 +128,14 @@ def plan(
     result.problems.extend(problems)
     result.notes.extend(notes)
     located = sorted(found.partitions.items())
-    groups = [partition.path for key, partition in located if key.topic == OFFSETS_TOPIC]
-    if groups and OFFSETS_TOPIC not in metadata.topics:
-        result.problems.append(
-            f"{groups[0]} holds committed offsets, and {metadata.source} has no topic {OFFSETS_TOPIC}: it "
-            "is older than the directories, or of another cluster; name metadata of this cluster, import "
-            "the topics of the directories (--without-settings), or move these directories away to omit "
-            "the offsets"
-        )
+    for name, content in CONTENTS.items():
+        paths = [partition.path for key, partition in located if key.topic == name]
+        if paths and name not in metadata.topics:
+            result.problems.append(
+                f"{paths[0]} holds {content}, and {metadata.source} has no topic {name}: it is older than "
+                "the directories, or of another cluster; name metadata of this cluster, import the topics of "
+                f"the directories (--without-settings), or move these directories away to omit {content}"
+            )
     result.not_imported.extend(partition.path for key, partition in located if key not in known)
     for kind, count in sorted(metadata.omitted.items()):
         result.notes.append(f"{count} {kind} are omitted: Tidemill does not support them yet")
@@ -160,8 +151,6 @@ def plan(
             "more to complete the move"
             for name in directory.moving
         )
-    if not result.problems:  # with problems, nothing is written
-        result.notes[place:place] = to_commit
     return result
 
 
@@ -183,10 +172,8 @@ def _import_topic(topic: TopicEntry, found: BrokerDirectories, choices: Choices,
         entry.partitions[number] = PartitionEntry((result.node_id,), NO_BROKER, epoch, (result.node_id,))
     if elsewhere and choices.only_whole:
         result.notes.append(f"topic {topic.name} is omitted: {_partitions(elsewhere)} on other brokers")
-        if topic.name == OFFSETS_TOPIC:
-            result.notes.append(
-                "the committed offsets of all groups are omitted with it: the groups start without offsets"
-            )
+        if topic.name in OMITTED:
+            result.notes.append(OMITTED[topic.name])
         return
     if elsewhere:
         result.problems.append(

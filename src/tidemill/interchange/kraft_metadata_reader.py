@@ -20,11 +20,16 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from tidemill.interchange import metadata_records as records
-from tidemill.interchange.cluster import ClusterMetadata, PartitionEntry, TopicEntry
+from tidemill.interchange.cluster import (
+    ClusterMetadata,
+    PartitionEntry,
+    TopicEntry,
+)
 from tidemill.log.batch_scan import BatchScan
 from tidemill.log.file_names import DANGLING, LOG, OFFSET_DIGITS, offset_of
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.system_interfaces import Files
+from tidemill.model.transaction_types import TRANSACTION_VERSION
 from tidemill.records.batch import parse_batch
 from tidemill.records.end_transaction_marker import decode_control_record
 from tidemill.records.record_reader import read_stored
@@ -166,6 +171,8 @@ class _Replay:
 
     def __init__(self, metadata: ClusterMetadata) -> None:
         self.metadata = metadata
+        # A level without a record is 0.
+        self.metadata.transaction_version = 0
         self._topics: dict[bytes, TopicEntry] = {}
         self._configs: dict[tuple[int, str], dict[str, str]] = {}
         self._others: dict[str, set[Any]] = {}
@@ -177,6 +184,7 @@ class _Replay:
             records.RemoveTopicRecord: self._remove_topic,
             records.ConfigRecord: self._config,
             records.ProducerIdsRecord: self._producer_ids,
+            records.FeatureLevelRecord: self._feature_level,
             records.AccessControlEntryRecord: lambda r: self._other("access rules", r.id, True),
             records.RemoveAccessControlEntryRecord: lambda r: self._other("access rules", r.id, False),
             records.UserScramCredentialRecord: lambda r: self._other(
@@ -259,6 +267,10 @@ class _Replay:
 
     def _producer_ids(self, record: records.ProducerIdsRecord) -> None:
         self.metadata.next_producer_id = max(self.metadata.next_producer_id, record.next_producer_id)
+
+    def _feature_level(self, record: records.FeatureLevelRecord) -> None:
+        if record.name == TRANSACTION_VERSION:
+            self.metadata.transaction_version = record.feature_level
 
     def _other(self, kind: str, key: Any, there: bool) -> None:
         kept = self._others.setdefault(kind, set())

@@ -19,12 +19,14 @@ from tidemill.coordination.nodes import (
     CONSUMERS,
     DEFAULT_ENTITY,
     DELETE_TOPICS,
+    FEATURE,
     OFFSETS,
     PRODUCER_ID_BLOCK,
     TOPICS,
     ClusterIdNode,
     ConfigNode,
     ConsumerOffsetNode,
+    FeatureNode,
     LeaderIsrAndControllerEpoch,
     PartitionStateNode,
     ProducerIdBlock,
@@ -32,12 +34,19 @@ from tidemill.coordination.nodes import (
     TopicAssignment,
     TopicNode,
 )
-from tidemill.interchange.cluster import ClusterMetadata, PartitionEntry, TopicEntry
+from tidemill.interchange.cluster import (
+    ClusterMetadata,
+    PartitionEntry,
+    TopicEntry,
+)
 from tidemill.model.errors import ConfigError, StorageError
 from tidemill.model.os_error_texts import fault_of
+from tidemill.model.transaction_types import TRANSACTION_VERSION
 from tidemill.model.types import ZERO_ID
 
 READ_BELOW: Final = (TOPICS, "/config", DELETE_TOPICS, "/kafka-acl", "/delegation_token/tokens")
+SINGLE: Final = (CLUSTER_ID, PRODUCER_ID_BLOCK, FEATURE)
+"""The nodes outside of :data:`READ_BELOW` that are read."""
 CONNECT_S: Final = 15
 FILE_BYTES_MAX: Final = 256 * 1024 * 1024
 PRODUCER_IDS_A_BLOCK: Final = 1000
@@ -68,7 +77,7 @@ def read_zookeeper(address: str) -> Nodes:
 
     nodes: Nodes = {}
     with connected(address) as (client, chroot):
-        for path in (CLUSTER_ID, PRODUCER_ID_BLOCK):
+        for path in SINGLE:
             if client.exists(chroot + path) is not None:
                 nodes[path] = client.get(chroot + path)[0] or b""
         waiting = [path for path in READ_BELOW if client.exists(chroot + path) is not None]
@@ -151,6 +160,8 @@ def from_nodes(nodes: Nodes, source: str, *, is_file: bool = False) -> ClusterMe
             metadata.group_configs[ConfigNode.name("groups", name)] = config
     if nodes.get(PRODUCER_ID_BLOCK):
         metadata.next_producer_id = ProducerIdBlockNode.decode(nodes[PRODUCER_ID_BLOCK]).end + 1
+    if FEATURE in nodes:
+        metadata.transaction_version = FeatureNode.decode(nodes[FEATURE]).get(TRANSACTION_VERSION, 0)
     _read_group_offsets(nodes, metadata)
     for kind, root in (
         ("quotas and credentials of users", "/config/users"),
@@ -224,6 +235,8 @@ def to_nodes(metadata: ClusterMetadata) -> Nodes:
         end = metadata.next_producer_id - 1
         block = ProducerIdBlock(0, max(end - PRODUCER_IDS_A_BLOCK + 1, 0), end)
         nodes[PRODUCER_ID_BLOCK] = ProducerIdBlockNode.encode(block)
+    if metadata.transaction_version is not None:
+        nodes[FEATURE] = FeatureNode.encode({TRANSACTION_VERSION: metadata.transaction_version})
     for (group, partition), offset in sorted(metadata.group_offsets.items()):
         parent = ConsumerOffsetNode.parent(group, partition.topic)
         for depth in range(2, parent.count("/") + 2):

@@ -57,6 +57,7 @@ NUMBERS = {
     "auto.commit.interval.ms": (5_000, 0, LONG),
     "fetch.min.bytes": (1, 0, INT),
     "fetch.max.wait.ms": (500, 0, INT),
+    "transaction.timeout.ms": (60_000, 1, INT),
     "fetch.max.bytes": (50 * 1024 * 1024, 0, INT),
     "max.partition.fetch.bytes": (1024 * 1024, 0, INT),
     "tidemill.unpacked.batch.bytes.max": (64 * 1024 * 1024, 0, INT),
@@ -91,7 +92,8 @@ def test_every_number_among_the_keys_has_its_default_and_its_bounds() -> None:
 def test_booleans_have_their_defaults() -> None:
     states = {name: key.default for name, key in KEYS.items() if isinstance(key.default, bool)}
     on = ("enable.auto.commit", "check.crcs", "allow.auto.create.topics", "exclude.internal.topics")
-    assert states == {**dict.fromkeys(on, True), "sasl.oauthbearer.header.urlencode": False}
+    off = ("sasl.oauthbearer.header.urlencode", "transaction.two.phase.commit.enable")
+    assert states == {**dict.fromkeys(on, True), **dict.fromkeys(off, False)}
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tidemill.client.consumer_coordinator import (
 from tidemill.client.coordinator_warnings import WARN_AFTER_S, WARN_AGAIN_S, CoordinatorWarnings
 from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError, error_for
 from tidemill.client.network_client import GROUP, SLOW_S, NetworkClient
+from tidemill.client.wait_reasons import Kind
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.heartbeat import HeartbeatResponse
@@ -41,13 +42,27 @@ def test_an_unavailable_coordinator_is_a_warning_once_a_minute(
     assert [when for when, _ in lines] == [WARN_AFTER_S, WARN_AFTER_S + WARN_AGAIN_S]
     assert lines[0][1] == (
         "group g waits for its coordinator for 3 s: cannot join group 'g': NOT_COORDINATOR, broker "
-        "localhost:9092; wait for an election; if it stays, start the brokers of the group's partition of "
-        "__consumer_offsets, which 'tidemill topic describe __consumer_offsets' shows, or check their logs"
+        "localhost:9092; wait for an election; if it stays, start the brokers of its partition of "
+        "__consumer_offsets (of a transactional id: __transaction_state), which 'tidemill topic describe' "
+        "shows, or check their logs"
     )
     caplog.set_level(logging.WARNING)
     trouble.ended("g")
     trouble.ended("g")
     assert caplog.messages == ["the coordinator of group g answers again"]
+
+
+def test_a_producer_names_its_transactional_id(caplog: pytest.LogCaptureFixture) -> None:
+    times = [0.0, WARN_AFTER_S]
+    trouble = CoordinatorWarnings(lambda: times.pop(0))
+    for _ in range(2):
+        trouble.failed("loader", error_for(ErrorCode.NOT_COORDINATOR, "begin"), Kind.TRANSACTIONAL_ID)
+    assert trouble.current is not None
+    assert trouble.current[:2] == (Kind.TRANSACTIONAL_ID, "loader")
+    trouble.ended("loader", Kind.TRANSACTIONAL_ID)
+    assert trouble.current is None
+    assert "transactional id loader waits for its coordinator for 3 s" in caplog.messages[0]
+    assert caplog.messages[1] == "the coordinator of transactional id loader answers again"
 
 
 def test_a_moved_coordinator_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -83,7 +98,7 @@ def test_a_failed_heartbeat_is_reported_unless_the_client_is_closed(
     member._run_heartbeats()
     assert len(tries) == 2
     current = cluster.coordinator_warnings.current
-    assert (current[:2] if current is not None else None) == (("g", reason) if reason else None)
+    assert (current[1:3] if current is not None else None) == (("g", reason) if reason else None)
     cluster.close()
 
 

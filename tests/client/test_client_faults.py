@@ -39,6 +39,7 @@ from tidemill.client.network_client import NetworkClient
 from tidemill.client.producer import BulkDelivery
 from tidemill.client.record_accumulator import Delivery, ProducerBatch, RecordAccumulator, TopicQueues
 from tidemill.client.sender import Sender
+from tidemill.client.transaction_manager import State
 from tidemill.model.errors import ErrorCode
 from tidemill.records.batch import parse_batch
 from tidemill.wire.apis import ApiKey, ResponseT
@@ -510,19 +511,26 @@ FORKED_USES: dict[str, Callable[[Producer, Delivery], object]] = {
     "to a new topic": lambda producer, waiting: producer.send("u", b"v"),
     "flush": lambda producer, waiting: producer.flush(),
     "result": lambda producer, waiting: waiting.result(),
+    "begin": lambda producer, waiting: producer.begin(),
+    "commit": lambda producer, waiting: producer.commit(),
+    "abort": lambda producer, waiting: producer.abort(),
+    "send_offsets": lambda producer, waiting: producer.send_offsets({TopicPartition("t", 0): 1}, "group"),
     "result of many": lambda producer, waiting: BulkDelivery(1, [waiting]).result(),
 }
 
 
 @pytest.mark.parametrize("use", FORKED_USES)
 def test_every_use_of_the_parents_producer_in_a_forked_child_raises(use: str) -> None:
-    producer = Producer("unused:1", linger_ms=60_000)
+    producer = Producer("unused:1", {"linger.ms": 60_000, "transactional.id": "x"})
+    assert producer._transactions is not None
+    producer._transactions.state = State.OPEN
     try:
         producer._topics["t"] = TopicQueues("t", 1)
         waiting = producer.send("t", b"v")
         assert "create one after the fork" in error_in_child(lambda: FORKED_USES[use](producer, waiting))
         assert not waiting.done()
     finally:
+        producer._transactions.state = State.READY
         producer.close(0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,14 @@ WAIT_S = 120
 class Trio:
     """``kafkas[1]`` to ``kafkas[3]``; broker 2 has its data in ``directories[2]``."""
 
-    def __init__(self, address: str, directories: dict[int, Path], place: Path, settings: str) -> None:
+    def __init__(
+        self,
+        address: str,
+        directories: dict[int, Path],
+        place: Path,
+        settings: str,
+        ports: Mapping[int, int],
+    ) -> None:
         self.kafkas: dict[int, Kafka] = {}
         for number, data in directories.items():
             home = place / f"kafka-{number}"
@@ -39,6 +46,7 @@ class Trio:
                 zookeeper=address,
                 settings=REPLICATED + settings,
                 node=number,
+                port=ports.get(number, 0),
             )
 
     @property
@@ -57,9 +65,15 @@ class Trio:
 
 
 @contextmanager
-def kafka_trio(address: str, directories: dict[int, Path], place: Path, settings: str = "") -> Iterator[Trio]:
-    """Starts the three brokers; kills those that still run at the end."""
-    trio = Trio(address, directories, place, settings)
+def kafka_trio(
+    address: str,
+    directories: dict[int, Path],
+    place: Path,
+    settings: str = "",
+    ports: Mapping[int, int] | None = None,
+) -> Iterator[Trio]:
+    """Starts the three brokers, on free ports unless given; kills those that still run at the end."""
+    trio = Trio(address, directories, place, settings, ports or {})
     try:
         for kafka in trio.kafkas.values():
             kafka.start()

@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 from broker_cluster import zookeeper_client
 from confluent_kafka import Producer
-from kafka_peer import CODECS, check_same, fill, see, wait_led
+from confluent_kafka.admin import NewTopic
+from kafka_peer import CODECS, OFFSETS_TOPIC, check_same, fill, free_ports, see, wait_led
 from kafka_trio import all_gone, kafka_trio, lagging, states, until
 from kazoo.client import KazooClient
+from transaction_states import (
+    BEFORE,
+    STUCK,
+    TIMEOUT_S,
+    Live,
+    begin,
+    check_continued,
+    create_topic,
+    describe,
+    finish,
+    producer_of,
+    wait_prepared,
+    write,
+    write_states,
+)
+from transaction_states import TOPIC as STATES
 
 from tidemill.client import Admin, ConfigResource, ResourceType
+from tidemill.coordination.topic_image import TRANSACTION_TOPIC
 from tidemill.model.types import TopicPartition
 from tidemill.testing import Broker
 from tidemill.testing.zookeeper import ZooKeeper
@@ -30,14 +49,21 @@ SETTINGS = {
 
 
 @contextmanager
-def ours(address: str, directories: dict[int, Path]) -> Iterator[dict[int, Broker]]:
-    """Three Tidemill brokers with these directories."""
+def ours(
+    address: str,
+    directories: dict[int, Path],
+    settings: Mapping[str, str] | None = None,
+    ports: Mapping[int, int] | None = None,
+) -> Iterator[dict[int, Broker]]:
+    """Three Tidemill brokers with these directories, on free ports unless given."""
+    others = settings or {}
     with ExitStack() as stack:
         yield {
             number: stack.enter_context(
                 Broker(
-                    {**SETTINGS, "zookeeper.connect": address, "node.id": str(number)},
+                    {**SETTINGS, **others, "zookeeper.connect": address, "node.id": str(number)},
                     data_dir=data,
+                    port=(ports or {}).get(number, 0),
                     timeout_s=120,
                 )
             )
@@ -126,7 +152,7 @@ def test_three_kafka_brokers_serve_the_data_of_three_tidemill_brokers(
     directories = {number: tmp_path / f"data-{number}" for number in (1, 2, 3)}
     with zookeeper_client(address) as client:
         with ours(address, directories) as brokers:
-            fill(all_addresses(brokers), replicas=3, transactions=False)
+            fill(all_addresses(brokers), replicas=3)
             begin_to_move(all_addresses(brokers))
             wanted = see(all_addresses(brokers))
             assert not is_moved(client)
@@ -143,3 +169,74 @@ def test_three_kafka_brokers_serve_the_data_of_three_tidemill_brokers(
             until(lambda: not lagging(client), lambda: lagging(client))
             write_more(trio.bootstrap, "t-zstd", 100)
             assert states(client)[f"{MOVED}-0"]["replicas"] == [3, 2]
+
+
+TRANSACTIONS = {
+    "transaction.state.log.num.partitions": "5",
+    "transaction.state.log.min.isr": "1",
+    "offsets.topic.num.partitions": "5",
+}
+QUICK = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
+NO_TIMEOUTS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "3600000"}
+INTERNAL = [(name, number) for name in (TRANSACTION_TOPIC, OFFSETS_TOPIC) for number in range(5)]
+
+
+def prepare_states(bootstrap: str, kill_second: Callable[[], None]) -> Live:
+    """Writes transactions in all states; the end of broker 2 leaves two of them without their last marker."""
+    create_topic(bootstrap, NewTopic(STATES, 2, 3))
+    producer = producer_of(bootstrap, "expired")
+    producer.begin_transaction()
+    write(producer, "expired")
+    producer.commit_transaction(TIMEOUT_S)
+    live = write_states(bootstrap)
+    with Admin(bootstrap) as admin:
+        admin.create_topic(STUCK, assignments={0: [1, 2]}, configs={"min.insync.replicas": "2"})
+    wait_led(bootstrap, [(STUCK, 0)], isr=[1, 2])
+    commit, abort = (begin(bootstrap, f"prepared {end}", STUCK) for end in ("commit", "abort"))
+    kill_second()
+    wait_led(bootstrap, [(STUCK, 0)], isr=[1])
+    commit.commit_transaction(TIMEOUT_S)
+    abort.abort_transaction(TIMEOUT_S)
+    wait_prepared(bootstrap)
+    return live
+
+
+# Of kafka-python: how it reads its own schemas, and the sockets of brokers that stop.
+@pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.parametrize("first", ["kafka", "tidemill"])
+def test_transactions_continue_on_the_other_cluster(
+    zookeeper_server: ZooKeeper, tmp_path: Path, first: str
+) -> None:
+    address = f"{zookeeper_server.address}/continued-{first}"
+    directories = {number: tmp_path / f"data-{number}" for number in (1, 2, 3)}
+    ports = dict(zip(directories, free_ports(3), strict=True))
+    bootstrap = ",".join(f"127.0.0.1:{port}" for port in ports.values())
+
+    @contextmanager
+    def theirs(settings: Mapping[str, str]) -> Iterator[Callable[[], None]]:
+        text = "".join(f"{key}={value}\n" for key, value in (TRANSACTIONS | dict(settings)).items())
+        with kafka_trio(address, directories, tmp_path, text, ports) as trio:
+            yield partial(trio.kafkas[2].end, signal.SIGKILL)
+
+    @contextmanager
+    def own(settings: Mapping[str, str]) -> Iterator[Callable[[], None]]:
+        with ours(address, directories, TRANSACTIONS | dict(settings), ports) as brokers:
+            yield brokers[2].kill
+            for broker in brokers.values():
+                broker.kill()
+
+    one, other = (theirs, own) if first == "kafka" else (own, theirs)
+    with zookeeper_client(address) as client:
+        with one(NO_TIMEOUTS) as kill_second:
+            live = prepare_states(bootstrap, kill_second)
+            described = describe(bootstrap)
+            assert {name: described[name].state for name in BEFORE} == BEFORE
+        all_gone(client)
+        try:
+            with other(QUICK):
+                wait_led(bootstrap, INTERNAL)
+                check_continued(bootstrap, described)
+                finish(bootstrap, live)
+        finally:
+            live.close()

@@ -356,9 +356,6 @@ def test_better_a_time_out_of_range_is_refused_with_its_place(both: Both) -> Non
     assert (f"at offset 0 of {topic}-0" if both.source == OURS else "overflow") in text
 
 
-@pytest.mark.skipif(
-    not os.environ.get("TIDEMILL_TEST_BOOTSTRAP"), reason="our broker serves no transactions yet"
-)
 @pytest.mark.parametrize("level", ["read_committed", "read_uncommitted"])
 def test_transactions_are_read_by_the_isolation_level(both: Both, level: str) -> None:
     from confluent_kafka import Producer

@@ -54,7 +54,7 @@ def tidemill(cluster: Brokers, *arguments: str) -> subprocess.CompletedProcess[s
     )
 
 
-STEP = "start the brokers of the group's partition of __consumer_offsets"
+STEP = "start the brokers of its partition of __consumer_offsets"
 
 
 def test_a_consumer_reports_a_missing_coordinator_and_continues_when_it_returns(

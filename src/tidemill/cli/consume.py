@@ -204,7 +204,19 @@ Without a start position it prints new messages; a group resumes at its committe
 @click.option(
     "--separator", default="\\t", show_default=True, metavar="TEXT", help="Separator of the fields."
 )
-@click.option("--read-committed", is_flag=True, help="Skip messages of open and aborted transactions.")
+@click.option(
+    "--isolation-level",
+    type=click.Choice(["read_uncommitted", "read_committed"]),
+    default="read_uncommitted",
+    show_default=True,
+    help="read_committed skips messages of open and aborted transactions.",
+)
+@click.option(
+    "--read-committed",
+    "isolation_level",
+    flag_value="read_committed",
+    help="The same as --isolation-level read_committed.",
+)
 @target_options
 def command(
     topics: tuple[str, ...],
@@ -222,7 +234,7 @@ def command(
     show: str,
     verbose: bool,
     separator: str,
-    read_committed: bool,
+    isolation_level: str,
     target: Target,
 ) -> None:
     """Print the messages of TOPICS, one per line.
@@ -255,7 +267,7 @@ def command(
     config = target.config(
         group_id=group,
         auto_offset_reset="earliest" if from_beginning else "latest",
-        isolation_level="read_committed" if read_committed else "read_uncommitted",
+        isolation_level=isolation_level,
         # A coordinator that does not respond is noticed soon.
         heartbeat_interval_ms=HEARTBEAT_MS,
         # A misspelt name would become a topic.

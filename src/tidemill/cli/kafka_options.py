@@ -26,7 +26,6 @@ EQUIVALENTS: Final[dict[str, tuple[str, ...]]] = {
     "--timeout-ms": ("--timeout TIME",),
     "--include": ("--pattern REGEX",),
     "--whitelist": ("--pattern REGEX",),
-    "--isolation-level": ("--read-committed",),
     "--compression-codec": ("--compression CODEC",),
     "--request-required-acks": ("--acks all|1|0",),
     "--to-earliest": ("--to earliest",),

@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "produce": ("produce", "Send messages from standard input or a file."),
     "consume": ("consume", "Print messages of topics."),
     "group": ("group", "List, describe, reset and delete consumer groups."),
+    "transaction": ("transaction", "List, describe and abort transactions."),
     "log": ("log", "Inspect, check, recover and exchange data directories."),
     "pipeline": ("pipeline", "Load topics with Spark, and publish files to topics."),
     "perf": ("perf", "Measure producing, consuming and latency."),

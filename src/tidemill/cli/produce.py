@@ -6,6 +6,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import IO, TYPE_CHECKING
 
 import click
@@ -88,6 +89,11 @@ A missing topic is created only with --create, or after confirmation on a termin
 @click.option(
     "--keep-place", is_flag=True, help="With --json: keep the partition and timestamp of each message."
 )
+@click.option(
+    "--transactional-id",
+    metavar="NAME",
+    help="Send all messages in one transaction: it is committed at the end, and aborted after an error.",
+)
 @click.option("--create", is_flag=True, help="Create TOPIC if it does not exist.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not print how many messages were sent.")
 @target_options
@@ -103,6 +109,7 @@ def command(
     null_marker: str | None,
     as_json: bool,
     keep_place: bool,
+    transactional_id: str | None,
     create: bool,
     quiet: bool,
     target: Target,
@@ -146,13 +153,14 @@ def command(
             record.partition = partition
         return record
 
-    choices = {"acks": acks, "compression_type": compression}
+    choices = {"acks": acks, "compression_type": compression, "transactional_id": transactional_id}
     config = target.config(**{name: text for name, text in choices.items() if text})
     # A send may wait for buffer space as long as the oldest message may wait for its delivery.
     config.setdefault("max.block.ms", config.get("delivery.timeout.ms", KEYS["delivery.timeout.ms"].default))
     with Producer(target.bootstrap, config) as producer:
         _find_topic(target, topic, create)
-        sent = _send_and_report(producer, topic, files, read)
+        with nullcontext() if transactional_id is None else producer.transaction():
+            sent = _send_and_report(producer, topic, files, read)
     if not quiet and (on_terminal() or sys.stderr.isatty()):
         click.secho(f"{counted(sent, 'message')} sent to {topic}", dim=True, err=True)
     return 0

@@ -59,6 +59,11 @@ SENTENCES = {
         "the coordinator of group {names} responds again",
         GROUP_REPORT_AFTER_S,
     ),
+    Kind.TRANSACTIONAL_ID: WaitMessage(
+        "transactional id {names} waits for its coordinator for {seconds:.0f} s",
+        "the coordinator of transactional id {names} responds again",
+        GROUP_REPORT_AFTER_S,
+    ),
     Kind.CLUSTER: WaitMessage("no response for {seconds:.0f} s", "the cluster responds again"),
 }
 

@@ -13,22 +13,33 @@ if TYPE_CHECKING:
     from tidemill.client.admin_types import ConfigResource, NewTopic, ResourceType
     from tidemill.client.completed_fetch import ConsumerRecord, ConsumerRecords
     from tidemill.client.consumer import Consumer
-    from tidemill.client.errors import ClientError
+    from tidemill.client.errors import (
+        AbortableTransactionError,
+        ClientError,
+        FatalTransactionError,
+        ProducerFenced,
+    )
     from tidemill.client.producer import Delivery, Producer, RecordMetadata
     from tidemill.client.range_reader import RangeReader
     from tidemill.client.subscription_state import RebalanceListener
+    from tidemill.client.transaction_manager import ConsumerGroupMetadata, PreparedTransaction
     from tidemill.model.types import TopicPartition
 
 _MODULES = {
+    "AbortableTransactionError": "errors",
     "Admin": "admin",
     "ClientError": "errors",
     "ConfigResource": "admin_types",
     "Consumer": "consumer",
+    "ConsumerGroupMetadata": "transaction_manager",
     "ConsumerRecord": "completed_fetch",
     "ConsumerRecords": "completed_fetch",
     "Delivery": "producer",
+    "FatalTransactionError": "errors",
     "NewTopic": "admin_types",
+    "PreparedTransaction": "transaction_manager",
     "Producer": "producer",
+    "ProducerFenced": "errors",
     "RangeReader": "range_reader",
     "RebalanceListener": "subscription_state",
     "RecordMetadata": "producer",
@@ -36,15 +47,20 @@ _MODULES = {
 }
 
 __all__ = [
+    "AbortableTransactionError",
     "Admin",
     "ClientError",
     "ConfigResource",
     "Consumer",
+    "ConsumerGroupMetadata",
     "ConsumerRecord",
     "ConsumerRecords",
     "Delivery",
+    "FatalTransactionError",
     "NewTopic",
+    "PreparedTransaction",
     "Producer",
+    "ProducerFenced",
     "RangeReader",
     "RebalanceListener",
     "RecordMetadata",

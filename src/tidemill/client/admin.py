@@ -29,6 +29,7 @@ from tidemill.client.admin_types import (
     GroupMember,
     LogDirectory,
     NewTopic,
+    OpenTransaction,
     PartitionDescription,
     PartitionLag,
     PartitionReassignment,
@@ -37,6 +38,8 @@ from tidemill.client.admin_types import (
     ResourceType,
     TopicDescription,
     TopicListing,
+    TransactionDescription,
+    TransactionListing,
 )
 from tidemill.client.cluster_metadata import Topic
 from tidemill.client.config import config_of
@@ -47,13 +50,14 @@ from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeou
 from tidemill.client.group_commits import commit_offsets, offsets_to_commit
 from tidemill.client.group_offsets import OffsetAndMetadata, fetch_offsets
 from tidemill.client.group_requests import CONSUMER_PROTOCOL, call_coordinator, leave_group
-from tidemill.client.network_client import CONTROL
+from tidemill.client.network_client import CONTROL, TRANSACTION
 from tidemill.client.offsets import (
     OffsetAndTimestamp,
     OffsetsAndFailures,
     list_offsets,
     list_offsets_or_failures,
 )
+from tidemill.client.transaction_manager import TransactionManager
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.types import TopicPartition, by_topic
 from tidemill.wire.apis import ApiKey
@@ -84,14 +88,28 @@ from tidemill.wire.messages.describe_groups import (
     DescribeGroupsRequest,
     DescribeGroupsResponse,
 )
+from tidemill.wire.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+)
 from tidemill.wire.messages.list_groups import ListGroupsRequest, ListGroupsResponse
+from tidemill.wire.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
 from tidemill.wire.messages.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
     OffsetDeleteResponse,
 )
+from tidemill.wire.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
 
+FENCE_TIMEOUT_MS = 60_000
+"""The transaction timeout in the request that fences a producer. No transaction begins with it."""
 HIGH_WATERMARK = -1
 """For :meth:`Admin.delete_records`: all records below the high watermark."""
 
@@ -440,6 +458,170 @@ class Admin:
                 for p in entry.active_producers
             ]
         return result
+
+    # -- transactions -------------------------------------------------------------------------------------
+
+    def list_transactions(
+        self,
+        *,
+        states: Iterable[str] = (),
+        producer_ids: Iterable[int] = (),
+        running_for_ms: int = -1,
+        pattern: str | None = None,
+        timeout: float | None = None,
+    ) -> list[TransactionListing]:
+        """Returns the transactional ids of all brokers, filtered by states, producer ids, duration and name.
+
+        ``pattern``: a regular expression of RE2 for the whole name. Raises ClientError UNSUPPORTED_VERSION if
+        a broker does not know a filter.
+        """
+        deadline = self._connections.deadline(timeout)
+        request = ListTransactionsRequest(
+            state_filters=list(states),
+            producer_id_filters=list(producer_ids),
+            duration_filter=running_for_ms,
+            transactional_id_pattern=pattern,
+        )
+        found: dict[str, TransactionListing] = {}
+        for node_id in self._connections.live_brokers(deadline):
+            connection = self._network_client.connection(node_id, CONTROL, deadline)
+            response = connection.call(ApiKey.LIST_TRANSACTIONS, request, ListTransactionsResponse)
+            check(response.error_code, "list transactions", broker=connection.address)
+            for one in response.transaction_states:
+                found[one.transactional_id] = TransactionListing(
+                    one.transactional_id, one.producer_id, one.transaction_state, node_id
+                )
+        return [found[name] for name in sorted(found)]
+
+    def describe_transaction(
+        self, transactional_id: str, timeout: float | None = None
+    ) -> TransactionDescription:
+        """Describes a transactional id. Raises ClientError TRANSACTIONAL_ID_NOT_FOUND without one."""
+
+        def send(connection: Connection) -> TransactionDescription:
+            found = connection.only_result(
+                ApiKey.DESCRIBE_TRANSACTIONS,
+                connection.call(
+                    ApiKey.DESCRIBE_TRANSACTIONS,
+                    DescribeTransactionsRequest(transactional_ids=[transactional_id]),
+                    DescribeTransactionsResponse,
+                ).transaction_states,
+            )
+            check(found.error_code, f"describe transaction {transactional_id!r}", broker=connection.address)
+            return TransactionDescription(
+                transactional_id,
+                found.producer_id,
+                found.producer_epoch,
+                found.transaction_state,
+                found.transaction_timeout_ms,
+                found.transaction_start_time_ms,
+                [TopicPartition(one.topic, index) for one in found.topics for index in one.partitions],
+                connection.node_id,
+            )
+
+        return call_coordinator(
+            self._network_client,
+            transactional_id,
+            self._connections.deadline(timeout),
+            send,
+            TRANSACTION,
+        )
+
+    def open_transactions(
+        self, partitions: Iterable[TopicPartition], timeout: float | None = None
+    ) -> list[OpenTransaction]:
+        """Returns the transactions that are open in the partitions, by their leaders."""
+        return [
+            OpenTransaction(
+                partition,
+                one.producer_id,
+                one.producer_epoch,
+                one.coordinator_epoch,
+                one.transaction_start_offset,
+                one.last_timestamp_ms,
+            )
+            for partition, producers in self.describe_producers(partitions, timeout).items()
+            for one in producers
+            if one.transaction_start_offset >= 0
+        ]
+
+    def find_hanging_transactions(
+        self,
+        partitions: Iterable[TopicPartition],
+        *,
+        idle_for_ms: int = 900_000,
+        timeout: float | None = None,
+    ) -> list[OpenTransaction]:
+        """Returns the open transactions that no coordinator will end: consumers of committed records wait.
+
+        Their last record is older than ``idle_for_ms``, by default ``transaction.max.timeout.ms``.
+        """
+        before_ms = int(time.time() * 1000) - idle_for_ms
+        candidates = [
+            one for one in self.open_transactions(partitions, timeout) if one.last_timestamp_ms <= before_ms
+        ]
+        if not candidates:
+            return []
+        producer_ids = sorted({one.producer_id for one in candidates})
+        names = {
+            one.producer_id: one.transactional_id
+            for one in self.list_transactions(producer_ids=producer_ids, timeout=timeout)
+        }
+        known = {
+            producer_id: set(self.describe_transaction(name, timeout).partitions)
+            for producer_id, name in names.items()
+        }
+        return [one for one in candidates if one.partition not in known.get(one.producer_id, ())]
+
+    def fence_producer(self, transactional_id: str, timeout: float | None = None) -> None:
+        """Aborts the transaction of a transactional id, and fences its producer.
+
+        This also ends a two-phase commit, which has no timeout.
+        """
+        transactions = TransactionManager(self._network_client, transactional_id, FENCE_TIMEOUT_MS)
+        transactions.init(self._connections.deadline(timeout))
+
+    def abort_open_transaction(self, transaction: OpenTransaction, timeout: float | None = None) -> None:
+        """Writes an abort marker for a hanging transaction into its partition.
+
+        This is not for a transaction that its coordinator may still end: its other partitions could be
+        committed.
+        """
+        partition = transaction.partition
+
+        def send(
+            connection: Connection, items: list[TopicPartition]
+        ) -> dict[TopicPartition, WritableTxnMarkerPartitionResult]:
+            response = connection.call(
+                ApiKey.WRITE_TXN_MARKERS,
+                WriteTxnMarkersRequest(
+                    markers=[
+                        WritableTxnMarker(
+                            producer_id=transaction.producer_id,
+                            producer_epoch=transaction.producer_epoch,
+                            transaction_result=False,
+                            topics=[
+                                WritableTxnMarkerTopic(
+                                    name=partition.topic, partition_indexes=[partition.partition]
+                                )
+                            ],
+                            coordinator_epoch=max(0, transaction.coordinator_epoch),
+                        )
+                    ]
+                ),
+                WriteTxnMarkersResponse,
+                timeout=response_timeout(deadline),
+            )
+            return {
+                TopicPartition(topic.name, one.partition_index): one
+                for marker in response.markers
+                for topic in marker.topics
+                for one in topic.partitions
+            }
+
+        deadline = self._connections.deadline(timeout)
+        for broker, item, result in self._connections.call_leaders([partition], send, deadline):
+            check(result.error_code, f"abort the transaction in {item}", broker=broker)
 
     # -- settings -----------------------------------------------------------------------------------------
 

@@ -232,3 +232,36 @@ class ProducerEntry(NamedTuple):
     last_timestamp_ms: int
     coordinator_epoch: int
     transaction_start_offset: int
+
+
+class TransactionListing(NamedTuple):
+    """A transactional id, and the broker that coordinates it."""
+
+    transactional_id: str
+    producer_id: int
+    state: str
+    coordinator: int
+
+
+class TransactionDescription(NamedTuple):
+    """The state of a transactional id. ``start_ms`` is -1 without a transaction."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    state: str
+    timeout_ms: int
+    start_ms: int
+    partitions: list[TopicPartition]
+    coordinator: int
+
+
+class OpenTransaction(NamedTuple):
+    """A transaction that is open in a partition."""
+
+    partition: TopicPartition
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    start_offset: int
+    last_timestamp_ms: int

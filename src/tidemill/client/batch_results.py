@@ -28,6 +28,7 @@ from tidemill.client.record_accumulator import (
     RecordAccumulator,
     metadata_of,
 )
+from tidemill.client.transaction_manager import TransactionManager
 from tidemill.model.errors import INVALID_METADATA, ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
@@ -54,8 +55,14 @@ class BatchResults:
     :meth:`pending_error`.
     """
 
-    def __init__(self, network_client: NetworkClient, accumulator: RecordAccumulator) -> None:
+    def __init__(
+        self,
+        network_client: NetworkClient,
+        accumulator: RecordAccumulator,
+        transactions: TransactionManager | None = None,
+    ) -> None:
         config = network_client.config
+        self._transactions = transactions
         self._network_client = network_client
         self._accumulator = accumulator
         self._delivery_timeout_s = config.seconds("delivery.timeout.ms")
@@ -89,7 +96,7 @@ class BatchResults:
                 return
             first = queue.in_flight[0] is batch
             queue.in_flight.remove(batch)
-            if code in STATE_LOST and self._idempotent:
+            if code in STATE_LOST and self._idempotent and self._transactions is None:
                 retriable = True
                 batch.in_doubt = False
                 if first:
@@ -102,7 +109,7 @@ class BatchResults:
                 batch.last_refusal = problem
                 self._reenqueue(batch, now)
                 return
-            if self._idempotent and batch.sequence >= 0:
+            if self._idempotent and batch.sequence >= 0 and self._transactions is None:
                 queue.epoch_bump_required = True
         if retriable and late:
             problem = _timeout_error(batch, problem)
@@ -146,7 +153,7 @@ class BatchResults:
                 while queue.waiting and now >= queue.waiting[0].created + self._delivery_timeout_s:
                     batch = queue.waiting[0]
                     self._remove_waiting(batch)
-                    if batch.sequence >= 0:
+                    if batch.sequence >= 0 and self._transactions is None:
                         queue.epoch_bump_required = True
                     expired.append(batch)
         for batch in expired:
@@ -183,6 +190,8 @@ class BatchResults:
 
         The callbacks are queued first: the sender thread ends once no batch is incomplete.
         """
+        if error is not None and self._transactions is not None:
+            self._transactions.batch_failed(error)
         if batch.callbacks:
             self._callbacks.extend((call, batch, index, stamp) for index, stamp, call in batch.callbacks)
         self._accumulator.complete(batch, error)

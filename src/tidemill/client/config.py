@@ -72,6 +72,14 @@ class ClientConfig(ParsedConfig):
     def _check_producer(self, values: dict[str, Any]) -> None:
         in_flight = values["max.in.flight.requests.per.connection"]
         possible = values["acks"] == -1 and in_flight <= 5 and values["retries"] > 0
+        if values["transactional.id"] is not None:
+            if not possible or values["enable.idempotence"] is False:
+                raise ConfigError(
+                    "transactional.id needs enable.idempotence=true, acks=all, retries of at least 1 and"
+                    f" max.in.flight.requests.per.connection of at most 5 (it is {in_flight})"
+                )
+            if not values["transactional.id"]:
+                raise ConfigError("transactional.id is empty: give a name, or leave it out")
         if values["enable.idempotence"] is None:
             values["enable.idempotence"] = possible
         elif values["enable.idempotence"] and not possible:

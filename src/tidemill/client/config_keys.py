@@ -38,7 +38,6 @@ from tidemill.model.configs.key_support import (
     SHARE,
     STABLE,
     TELEMETRY,
-    TRANSACTIONS,
     YES,
 )
 from tidemill.model.errors import ConfigError
@@ -157,6 +156,12 @@ ROWS: tuple[Row, ...] = (
      "Replicas that must have a message before it is acknowledged: 0, 1 or all"),
     ("enable.idempotence", PRODUCER, BOOLEAN, None, "",
      "No duplicates and no reordering by retries; on by default"),
+    ("transactional.id", PRODUCER, STRING, None, "",
+     "Name under which the producer has transactions, the same after a restart"),
+    ("transaction.timeout.ms", PRODUCER, INT, 60_000, "1..",
+     "After this time the coordinator aborts a transaction"),
+    ("transaction.two.phase.commit.enable", PRODUCER, BOOLEAN, False, "",
+     "Transactions have no timeout: another system decides on their end"),
     ("batch.size", PRODUCER, INT, 131_072, "0..",
      "Size in bytes at which a batch is sent without waiting for more"),
     ("linger.ms", PRODUCER, LONG, 5, "0..",
@@ -281,7 +286,6 @@ GONE: dict[str, str] = {
     "key.deserializer": "keys and values are bytes; decode after poll()",
     "value.deserializer": "keys and values are bytes; decode after poll()",
     "block.on.buffer.full": "send() waits max.block.ms; 0 there raises at once",
-    "transactional.id": "transactions are not supported yet",
     # From librdkafka and kafka-python. The PEM of a key has one name only, which marks it as a secret.
     "enable.ssl.certificate.verification": "certificates are checked; name their authority: ssl.ca.location",
     "sasl.oauthbearer.config": "give sasl.oauthbearer.token.endpoint.url or sasl.oauth.token.provider",
@@ -398,8 +402,6 @@ IDLE_CLIENT_KEYS: dict[str, str] = {
     "ssl.secure.random.implementation": JAVA,
     "ssl.trustmanager.algorithm": JAVA,
     "ssl.truststore.type": STORE_TYPE,
-    "transaction.timeout.ms": TRANSACTIONS,
-    "transaction.two.phase.commit.enable": TRANSACTIONS,
     "zookeeper.connection.timeout.ms": OLD_CONSUMER,
     "zookeeper.session.timeout.ms": OLD_CONSUMER,
     "zookeeper.sync.time.ms": OLD_CONSUMER,

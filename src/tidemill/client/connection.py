@@ -168,6 +168,8 @@ class Connection:
         self._frame_reader = FrameReader(
             4, config.int("response.bytes.max"), "a response", "response.bytes.max", PREALLOCATED_BYTES_MAX
         )
+        self.finalized_features: dict[str, int] = {}
+        """The levels of the features of the cluster, by name."""
         self._broker_versions: dict[int, tuple[int, int]] = {}
         self._usable_versions: dict[int, int] = {}
         self._socket: socket.socket | None = None
@@ -312,6 +314,8 @@ class Connection:
             version = min(version - 1, known[0]) if known else 0
         check(response.error_code, "negotiate versions", broker=self.address)
         self._broker_versions = {k.api_key: (k.min_version, k.max_version) for k in response.api_keys}
+        if response.finalized_features_epoch >= 0:
+            self.finalized_features = {f.name: f.max_version_level for f in response.finalized_features}
 
     # -- versions -----------------------------------------------------------------------------------------
 

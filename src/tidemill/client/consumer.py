@@ -47,6 +47,7 @@ from tidemill.client.network_client import NetworkClient, PollEnded
 from tidemill.client.offset_resets import OffsetResets
 from tidemill.client.offsets import OffsetAndTimestamp, list_offsets, partitions_by_leader
 from tidemill.client.subscription_state import RebalanceListener, SubscriptionState
+from tidemill.client.transaction_manager import ConsumerGroupMetadata
 from tidemill.client.wait_reasons import Wait
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
@@ -350,6 +351,17 @@ class Consumer:
             if offsets is None:
                 self._subscriptions.returned_offsets.clear()
 
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """Returns this member of its group, for :meth:`Producer.send_offsets`.
+
+        Read it for each transaction: it changes with each rebalance. Raises ClientError without a group.
+        """
+        with self._acquire():
+            member = self._require_coordinator()
+            return ConsumerGroupMetadata(
+                member.group_id, member.generation, member.member_id, member.instance_id
+            )
+
     def committed(
         self, partitions: Iterable[TopicPartition], timeout: float | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -423,8 +435,9 @@ class Consumer:
     def _fetch_committed(
         self, items: Iterable[TopicPartition], deadline: float, *, in_poll: bool = False
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        group, stable = self.config.str("group.id"), self._fetcher.committed_only
-        fetch = partial(fetch_offsets, self._network_client, group, items, deadline, stable=stable)
+        group = self.config.str("group.id")
+        # Also with read_uncommitted: the input may be without transactions, and its offsets in one (KIP-447).
+        fetch = partial(fetch_offsets, self._network_client, group, items, deadline, stable=True)
         return self._fetcher.call_until_wakeup(fetch, deadline) if in_poll else fetch()
 
     def seek(self, partition: TopicPartition, offset: int) -> None:

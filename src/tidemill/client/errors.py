@@ -5,8 +5,8 @@ from __future__ import annotations
 from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
 
 COORDINATOR_STEP = (
-    "wait for an election; if it stays, start the brokers of the group's partition of __consumer_offsets, "
-    "which 'tidemill topic describe __consumer_offsets' shows, or check their logs"
+    "wait for an election; if it stays, start the brokers of its partition of __consumer_offsets (of a "
+    "transactional id: __transaction_state), which 'tidemill topic describe' shows, or check their logs"
 )
 NEXT_STEP: dict[ErrorCode, str] = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "create the topic, or check its name and its number of partitions",
@@ -130,6 +130,20 @@ class BufferFull(RequestTimeout):
 
 class ClientClosed(ClientError):
     """The producer, consumer or admin was closed, or is used in a forked child."""
+
+
+class AbortableTransactionError(ClientError):
+    """The transaction can only be aborted. The producer can begin another one then."""
+
+
+class FatalTransactionError(ClientError):
+    """The producer can send nothing more: close it."""
+
+
+class ProducerFenced(FatalTransactionError):
+    """Another producer with the same transactional id has begun: close this one."""
+
+    code = ErrorCode.PRODUCER_FENCED
 
 
 class CommitFailed(ClientError):

@@ -9,7 +9,7 @@ from tidemill.client.assignors import Member
 from tidemill.client.connection import Connection
 from tidemill.client.consumer_protocol import decode_assignment, decode_subscription
 from tidemill.client.errors import ClientClosed, ClientError
-from tidemill.client.network_client import GROUP, NetworkClient
+from tidemill.client.network_client import COORDINATED, GROUP, NetworkClient
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
@@ -39,21 +39,28 @@ MEMBERSHIP_LOST = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENE
 
 
 def call_coordinator(
-    network_client: NetworkClient, group: str, deadline: float, send: Callable[[Connection], ResultT]
+    network_client: NetworkClient,
+    group: str,
+    deadline: float,
+    send: Callable[[Connection], ResultT],
+    kind: str = GROUP,
 ) -> ResultT:
-    """Calls ``send`` with a connection to the group's coordinator; retries while the coordinator moves."""
+    """Calls ``send`` with a connection to the coordinator; retries while the coordinator moves.
+
+    ``kind``: whether ``group`` is a group, or a transactional id.
+    """
     while True:
         try:
-            node_id = network_client.find_coordinator(group, deadline)
-            found = send(network_client.connection(node_id, GROUP, deadline))
+            node_id = network_client.find_coordinator(group, deadline, kind)
+            found = send(network_client.connection(node_id, kind, deadline))
         except ClientError as problem:
             if isinstance(problem, ClientClosed) or problem.code not in COORDINATOR_MOVED:
                 raise
-            network_client.coordinator_warnings.failed(group, problem)
+            network_client.coordinator_warnings.failed(group, problem, COORDINATED[kind])
             network_client.back_off(problem, deadline)
             network_client.request_refresh()
         else:
-            network_client.coordinator_warnings.ended(group)
+            network_client.coordinator_warnings.ended(group, COORDINATED[kind])
             return found
 
 

@@ -49,8 +49,14 @@ from tidemill.wire.schema import Struct
 
 logger = logging.getLogger(__name__)
 
-DATA, CONTROL, GROUP = "data", "control", "group"
-"""Purposes of connections: records, requests for metadata and commands, the group's coordinator."""
+DATA, CONTROL, GROUP, TRANSACTION = "data", "control", "group", "transaction"
+"""Purposes of connections: records, requests for metadata and commands, the coordinators."""
+
+COORDINATOR_TYPES = {GROUP: 0, TRANSACTION: 1}
+"""The types of coordinators in FindCoordinator."""
+
+COORDINATED = {GROUP: Kind.GROUP, TRANSACTION: Kind.TRANSACTIONAL_ID}
+"""What waits for a coordinator."""
 
 ANY_BROKER = -1
 """The key of the failures of all brokers and bootstrap servers together."""
@@ -472,16 +478,16 @@ class NetworkClient:
                 self._note_outage(problem)
                 self.back_off(problem, deadline)
 
-    def find_coordinator(self, group: str, deadline: float) -> int:
-        """Returns the node id of the coordinator of a group."""
+    def find_coordinator(self, name: str, deadline: float, kind: str = GROUP) -> int:
+        """Returns the node id of the coordinator of a group, or of a transactional id."""
         while True:
             connection = self.any_connection(deadline)
             version = connection.version(ApiKey.FIND_COORDINATOR)
-            request = FindCoordinatorRequest()
+            request = FindCoordinatorRequest(key_type=COORDINATOR_TYPES[kind])
             if version >= 4:
-                request.coordinator_keys = [group]
+                request.coordinator_keys = [name]
             else:
-                request.key = group
+                request.key = name
             try:
                 response = connection.call(
                     ApiKey.FIND_COORDINATOR,
@@ -506,7 +512,7 @@ class NetworkClient:
                     return int(found.node_id)
                 failure: ClientError = error_for(
                     found.error_code,
-                    f"find the coordinator of group {group!r}",
+                    f"find the coordinator of {COORDINATED[kind].value} {name!r}",
                     detail=found.error_message,
                     broker=connection.address,
                 )
@@ -514,7 +520,7 @@ class NetworkClient:
                 failure = problem
             if not failure.retriable:
                 raise failure
-            self.coordinator_warnings.failed(group, failure)
+            self.coordinator_warnings.failed(name, failure, COORDINATED[kind])
             self.back_off(failure, deadline)
 
     # -- reported waits -----------------------------------------------------------------------------------
@@ -544,9 +550,9 @@ class NetworkClient:
     def waits(self) -> list[Wait]:
         """Returns the reason why requests to any broker wait: see :mod:`tidemill.client.wait_reasons`."""
         now = time.monotonic()
-        group = self.coordinator_warnings.current
-        if group is not None:
-            return [Wait(Kind.GROUP, *group)]
+        waiting = self.coordinator_warnings.current
+        if waiting is not None:
+            return [waiting]
         found = [outage for outage in (self._outage, self.retrying) if outage is not None]
         found += self._broker_failures.repeated(SLOW_S)
         found += [(since, slow_open_text(made)) for since, made in self._attempts.slow_attempts(SLOW_S)]

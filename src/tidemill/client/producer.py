@@ -10,18 +10,28 @@ its own; using the parent's producer raises.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from tidemill.client import wait_reasons
 from tidemill.client.config import config_of
 from tidemill.client.config_keys import PRODUCER
-from tidemill.client.errors import ClientClosed, RequestTimeout
+from tidemill.client.errors import (
+    AbortableTransactionError,
+    ClientClosed,
+    ClientError,
+    FatalTransactionError,
+    RequestTimeout,
+)
+from tidemill.client.group_commits import offsets_to_commit
+from tidemill.client.group_offsets import OffsetAndMetadata
 from tidemill.client.network_client import NetworkClient
 from tidemill.client.partitioners import CUSTOM, kind_of
 from tidemill.client.record_accumulator import (
@@ -34,11 +44,17 @@ from tidemill.client.record_accumulator import (
     closed_error,
 )
 from tidemill.client.sender import REQUEST_OVERHEAD_BYTES, Sender
+from tidemill.client.transaction_manager import ConsumerGroupMetadata, PreparedTransaction, TransactionManager
 from tidemill.client.wait_reasons import Wait
 from tidemill.model.errors import ErrorCode
+from tidemill.model.types import TopicPartition
 from tidemill.records.compression import codec_of
 
+logger = logging.getLogger(__name__)
+
 FOREVER_S = 10.0**9
+CLOSE_ABORT_S = 5.0
+"""How long a closing producer tries to abort its transaction. Its timeout ends it otherwise."""
 
 Headers = Iterable[tuple[str, bytes | None]] | Mapping[str, bytes | None]
 
@@ -117,9 +133,22 @@ class Producer:
         self._append = self._accumulator.append
         self._topics = self._accumulator.topics
         self._load_lock = threading.Lock()
-        self._sender = Sender(self._network_client, self._accumulator)
+        name = self.config["transactional.id"]
+        self._transactions = (
+            None
+            if name is None
+            else TransactionManager(
+                self._network_client,
+                str(name),
+                self.config.int("transaction.timeout.ms"),
+                has_two_phase_commit=self.config.bool("transaction.two.phase.commit.enable"),
+            )
+        )
+        self._sender = Sender(self._network_client, self._accumulator, self._transactions)
         self._sender.thread.start()
         self._closed = False
+        self._closing_thread: threading.Thread | None = None
+        """Closes the producer after a delivery callback has requested it during a transaction."""
         _PRODUCERS.add(self)
         wait_reasons.register(self)
 
@@ -146,6 +175,8 @@ class Producer:
         error)``, with one of the two None; the callback must be quick. Raises TypeError if key or value is
         not bytes.
         """
+        if self._transactions is not None:
+            self._transactions.check_open()
         found = self._topics.get(topic)
         if found is None:
             found = self._load(topic)
@@ -210,6 +241,8 @@ class Producer:
         ):
             if column is not None and len(column) != len(values):
                 raise ValueError(f"{len(column)} {name} for {len(values)} values")
+        if self._transactions is not None:
+            self._transactions.check_open()
         found = self._topics.get(topic) or self._load(topic)
         if partitions is not None and len(values) and max(partitions) >= len(found.queues):
             self._grow()
@@ -265,6 +298,139 @@ class Producer:
         self._network_client.refresh(time.monotonic() + self._max_block_s)
         self._sender.apply_metadata()
 
+    # -- transactions -------------------------------------------------------------------------------------
+
+    def begin(self, timeout: float | None = None) -> None:
+        """Begins a transaction; the messages sent from now on belong to it.
+
+        The first call also fences other producers with the same ``transactional.id``, and aborts their
+        transaction. Waits up to ``timeout`` seconds, by default ``max.block.ms``. Raises ClientError without
+        a ``transactional.id``, or if a transaction is open; ProducerFenced if another producer has begun.
+        """
+        self._accumulator.check_open()
+        self._transactional("begin").begin(self._deadline(timeout))
+
+    def send_offsets(
+        self,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
+        group: ConsumerGroupMetadata | str,
+        timeout: float | None = None,
+    ) -> None:
+        """Commits offsets of a group with the transaction: ``group`` is ``consumer.group_metadata()``.
+
+        Raises AbortableTransactionError if the member has left the group. After a RequestTimeout, call
+        ``send_offsets`` again, or :meth:`abort`: the transaction cannot be committed without the offsets.
+        """
+        self._accumulator.check_open()
+        metadata = ConsumerGroupMetadata(group) if isinstance(group, str) else group
+        self._transactional("send_offsets").send_offsets(
+            offsets_to_commit(offsets), metadata, self._deadline(timeout)
+        )
+
+    def commit(self, timeout: float | None = None) -> None:
+        """Waits until the messages of the transaction are acknowledged, and commits it.
+
+        Raises AbortableTransactionError if a message has failed: then call :meth:`abort`. After a
+        RequestTimeout the outcome is unknown: call ``commit`` again.
+        """
+        self._accumulator.check_open()
+        transactions = self._ending("commit")
+        deadline = self._deadline(timeout)
+        with transactions.ending(deadline):
+            self.flush(max(0.0, deadline - time.monotonic()))
+            transactions.end(True, deadline)
+
+    def abort(self, timeout: float | None = None) -> None:
+        """Aborts the transaction: consumers with ``isolation.level=read_committed`` see none of its messages.
+
+        Messages that were not sent yet fail. After a RequestTimeout, call ``abort`` again.
+        """
+        self._accumulator.check_open()
+        transactions = self._ending("abort")
+        deadline = self._deadline(timeout)
+        with transactions.ending(deadline):
+            self._sender.results.fail_all(
+                ClientError("the transaction was aborted before the message was sent"), in_flight=False
+            )
+            self.flush(max(0.0, deadline - time.monotonic()))
+            transactions.end(False, deadline)
+
+    def prepare(self, timeout: float | None = None) -> PreparedTransaction:
+        """Waits until the messages of the transaction are acknowledged: a commit can no longer fail.
+
+        For transactions that commit together with another system, such as a database (KIP-939): store the
+        result there, in the transaction of that system, and commit that one first; then call :meth:`commit`.
+        After a failure another producer with the same ``transactional.id`` reads the stored result and calls
+        :meth:`complete`. Needs ``transaction.two.phase.commit.enable``, here and at the broker.
+
+        Raises AbortableTransactionError if a message has failed, RequestTimeout if one is still in progress.
+        """
+        transactions = self._transactional("prepare")
+        transactions.check_two_phase_commit()
+        deadline = self._deadline(timeout)
+        with transactions.ending(deadline):
+            self.flush(max(0.0, deadline - time.monotonic()))
+            return transactions.prepare()
+
+    def complete(self, prepared: PreparedTransaction | None, timeout: float | None = None) -> bool:
+        """Ends the transaction that this or a former producer has prepared; fences the former producer.
+
+        Commits it if it is ``prepared``, the last one that the other system has committed (None if it has
+        none), and aborts it otherwise. A new producer calls it before :meth:`begin`. Returns False if no
+        transaction was open. After a RequestTimeout, call ``complete`` again.
+        """
+        self._accumulator.check_open()
+        transactions = self._transactional("complete")
+        transactions.check_two_phase_commit()
+        deadline = self._deadline(timeout)
+        with transactions.ending(deadline):
+            return transactions.complete(prepared, deadline)
+
+    @contextlib.contextmanager
+    def transaction(self, timeout: float | None = None) -> Iterator[None]:
+        """A transaction as a ``with`` block: it is committed at the end, and aborted after an exception.
+
+        with producer.transaction():
+            producer.send("topic", b"value")
+        """
+        self.begin(timeout)
+        try:
+            yield
+        except BaseException as problem:
+            self._abort_after(problem, timeout)
+            raise
+        try:
+            self.commit(timeout)
+        except AbortableTransactionError as problem:
+            self._abort_after(problem, timeout)
+            self._transactional("abort").check_usable()
+            raise
+
+    def _abort_after(self, problem: BaseException, timeout: float | None) -> None:
+        """Aborts the transaction because of ``problem``, which the caller raises. A failure is logged."""
+        if isinstance(problem, FatalTransactionError) or not self._transactional("abort").is_open:
+            return
+        try:
+            self.abort(timeout)
+        except ClientError as failure:
+            logger.warning("the transaction was not aborted; its timeout will end it: %s", failure)
+
+    def _transactional(self, operation: str) -> TransactionManager:
+        if self._transactions is None:
+            raise ClientError(f"cannot {operation}: the producer has no transactional.id")
+        return self._transactions
+
+    def _ending(self, operation: str) -> TransactionManager:
+        if threading.current_thread() is self._sender.thread:
+            raise ClientError(
+                f"cannot {operation} in a delivery callback: it would wait for responses to other messages,"
+                " which the thread of the callback handles"
+            )
+        return self._transactional(operation)
+
+    def _deadline(self, timeout: float | None) -> float:
+        return time.monotonic() + (self._max_block_s if timeout is None else timeout)
+
     # -- results and closing ------------------------------------------------------------------------------
 
     def pending_error(self) -> Exception | None:
@@ -301,16 +467,31 @@ class Producer:
     def close(self, timeout: float | None = None) -> None:
         """Flushes, then closes. Messages that are not acknowledged within ``timeout`` seconds fail.
 
-        In a delivery callback it returns at once: the sender thread flushes, with no timeout, and closes.
+        In a delivery callback it returns at once: the sender thread flushes, with no timeout, and closes. An
+        open transaction is aborted before.
         """
         if self._closed:
             return
+        closing, current = self._closing_thread, threading.current_thread()
+        if closing is not None and closing is not current:
+            if current is self._sender.thread:
+                return
+            closing.join(timeout)
+            if not closing.is_alive():
+                return
+        elif self._transactions is not None and self._transactions.is_open:
+            if current is self._sender.thread:
+                # The abort waits for responses, which this thread handles.
+                self._closing_thread = threading.Thread(target=self.close, name="tidemill-producer-close")
+                self._closing_thread.start()
+                return
+            self._abort_after(closed_error(), CLOSE_ABORT_S)
         self._closed = True
         self._accumulator.close(closed_error())
         sender = self._sender
         sender.stopping = True
         sender.wake()
-        if threading.current_thread() is not sender.thread:
+        if current is not sender.thread:
             sender.thread.join(timeout)
             if sender.thread.is_alive():
                 sender.results.fail_all(

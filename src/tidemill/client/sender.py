@@ -35,10 +35,11 @@ from tidemill.client.record_accumulator import (
     ProducerBatch,
     RecordAccumulator,
 )
+from tidemill.client.transaction_manager import PRODUCE_VERSION_MAX, TransactionManager
 from tidemill.client.wait_reasons import Kind, Wait
 from tidemill.client.wake_pipe import WakePipe
 from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
-from tidemill.model.types import ZERO_ID
+from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from tidemill.wire.messages.produce import (
@@ -60,11 +61,17 @@ IDLE_S = 1.0
 class Sender:
     """The sender thread and its state: sockets to poll, requests in flight, the producer id."""
 
-    def __init__(self, network_client: NetworkClient, accumulator: RecordAccumulator) -> None:
+    def __init__(
+        self,
+        network_client: NetworkClient,
+        accumulator: RecordAccumulator,
+        transactions: TransactionManager | None = None,
+    ) -> None:
         config = network_client.config
         self._network_client = network_client
         self._accumulator = accumulator
-        self.results = BatchResults(network_client, accumulator)
+        self._transactions = transactions
+        self.results = BatchResults(network_client, accumulator, transactions)
         self._acks = config.int("acks")
         self._linger_s = config.seconds("linger.ms")
         self._request_timeout_ms = min(config.int("request.timeout.ms"), 2**31 - 1)
@@ -147,10 +154,14 @@ class Sender:
     # -- preconditions of sending -------------------------------------------------------------------------
 
     def _start_updates(self, now: float) -> None:
-        """Fails expired batches; starts a helper thread for missing metadata or a missing producer id."""
+        """Fails batches that cannot be sent; starts a helper thread for missing metadata or a missing id."""
         self.results.expire_batches(now)
-        missing_id = self._idempotent and self._producer_id < 0 and bool(self._accumulator.active)
-        if self._network_client.needs_refresh() or missing_id:
+        error = self._transactions.sending_error if self._transactions is not None else None
+        if error is not None:
+            self.results.fail_all(error, in_flight=False)
+        missing_id = self._lacks_producer_id and bool(self._accumulator.active)
+        missing_partition = self._transactions is not None and self._transactions.has_partitions_to_add
+        if self._network_client.needs_refresh() or missing_id or missing_partition:
             self._update.start(partial(self._update_cluster, missing_id), self._update_failed, self.wake)
 
     def _update_cluster(self, missing_id: bool, deadline: float) -> None:
@@ -160,6 +171,13 @@ class Sender:
             self.apply_metadata()
         if missing_id:
             self._init_producer_id(deadline)
+        if self._transactions is not None and self._transactions.has_partitions_to_add:
+            self._transactions.add_partitions(deadline)
+
+    @property
+    def _lacks_producer_id(self) -> bool:
+        """Whether the producer is idempotent and has no id. A transactional one gets it before it sends."""
+        return self._idempotent and self._producer_id < 0 and self._transactions is None
 
     def _update_failed(self, problem: TidemillError) -> None:
         """Fails the batches that wait, unless the next update may succeed."""
@@ -197,7 +215,7 @@ class Sender:
     def _send_ready(self, now: float) -> float:
         """Sends the ready batches; returns the seconds until the next batch may be ready, or IDLE_S."""
         wait_s = IDLE_S
-        if self._idempotent and self._producer_id < 0:
+        if self._lacks_producer_id:
             return wait_s
         by_node: dict[int, list[PartitionQueue]] = {}
         accumulator = self._accumulator
@@ -209,11 +227,17 @@ class Sender:
                     wait_s = min(wait_s, due_s)
                     continue
                 leader = self._network_client.leader(queue.topic, queue.partition)
+                if self._transactions is not None and not self._transactions.may_send(
+                    TopicPartition(queue.topic, queue.partition)
+                ):
+                    continue
                 if queue.in_flight and leader != queue.in_flight_node_id:
                     # A batch in flight to the former leader may be in the log or not. A retry after later
                     # batches would be out of sequence, and a retry in another epoch would be a duplicate.
                     continue
                 by_node.setdefault(leader, []).append(queue)
+        if self._transactions is not None and self._transactions.take_new_partitions():
+            wait_s = 0.0  # The next iteration starts to add them.
         for node_id, queues in by_node.items():
             if node_id < 0:
                 self._network_client.request_refresh()
@@ -283,6 +307,11 @@ class Sender:
         if queue.open_batch is batch:
             queue.open_batch = None
         batch.full = True
+        if self._transactions is not None:
+            producer = self._transactions.producer_id, self._transactions.epoch
+            if producer != (queue.producer_id, queue.producer_epoch):
+                queue.producer_id, queue.producer_epoch = producer
+                queue.next_sequence = 0
         if self._idempotent and batch.sequence < 0:
             if queue.producer_id < 0:
                 queue.producer_id, queue.producer_epoch = self._producer_id, self._producer_epoch
@@ -317,6 +346,9 @@ class Sender:
         topics: dict[str, TopicProduceData] = {}
         try:
             version = connection.version(ApiKey.PRODUCE)
+            transactions = self._transactions
+            if transactions is not None and not transactions.is_implicit:
+                version = min(version, PRODUCE_VERSION_MAX)
             for batch in batches:
                 queue = batch.queue
                 data = topics.get(queue.topic)
@@ -327,10 +359,12 @@ class Sender:
                         version = min(version, TOPIC_ID_FROM - 1)
                     data = TopicProduceData(name=queue.topic, topic_id=topic_id, partition_data=[])
                     topics[queue.topic] = data
-                records = batch.builder.build(batch.producer_id, batch.producer_epoch, batch.sequence)
+                records = batch.builder.build(
+                    batch.producer_id, batch.producer_epoch, batch.sequence, transactions is not None
+                )
                 data.partition_data.append(PartitionProduceData(index=queue.partition, records=records))
             message = ProduceRequest(
-                transactional_id=None,
+                transactional_id=None if transactions is None else transactions.transactional_id,
                 acks=self._acks,
                 timeout_ms=self._request_timeout_ms,
                 topic_data=list(topics.values()),
@@ -387,7 +421,7 @@ class Sender:
         """Returns the reason for which the messages of a partition are not acknowledged."""
         network_client = self._network_client
         waiting = [wait.reason for wait in network_client.waits()]
-        if self._idempotent and self._producer_id < 0:
+        if self._lacks_producer_id:
             problem = self.results.producer_id_error
             return (
                 str(problem) if problem is not None else (*waiting, "the producer has no producer id yet")[0]

@@ -27,6 +27,9 @@ class Kind(Enum):
     GROUP = "group"
     """A member of a group that waits for its coordinator."""
 
+    TRANSACTIONAL_ID = "transactional id"
+    """A producer that waits for the coordinator of its transactional id."""
+
     CLUSTER = "cluster"
     """A request to any broker: for metadata, or of a command."""
 
@@ -36,7 +39,7 @@ class Wait(NamedTuple):
 
     kind: Kind
     subject: str
-    """``topic-partition``, or the name of the group; empty for the cluster."""
+    """``topic-partition``, or the name of the group or transactional id; empty for the cluster."""
     reason: str
     """The reason, with the user's next step if one is known."""
     since: float

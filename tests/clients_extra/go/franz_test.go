@@ -295,17 +295,3 @@ func TestAdministration(t *testing.T) {
 		t.Errorf("delete: %v %v", gone, err)
 	}
 }
-
-func TestTransactionsAreRefusedAtOnce(t *testing.T) {
-	began := time.Now()
-	producer := client(t, kgo.TransactionalID("transfers"))
-	if err := producer.BeginTransaction(); err == nil {
-		err = producer.ProduceSync(within(t), &kgo.Record{Topic: topic(t, 1), Value: []byte("v")}).FirstErr()
-		if !errors.Is(err, kerr.TransactionalIDAuthorizationFailed) {
-			t.Errorf("told %v", err)
-		}
-	}
-	if time.Since(began) > 10*time.Second {
-		t.Errorf("took %v", time.Since(began))
-	}
-}

@@ -234,14 +234,63 @@ test('access rules are refused with a reason', async () => {
   })
 })
 
-test('a transactional producer is refused at once', async () => {
-  const began = Date.now()
-  const producer = kafka.producer({ transactionalId: fresh('transfers'), maxInFlightRequests: 1, idempotent: true })
-  await assert.rejects(
-    producer.connect().then(() => producer.transaction()),
-    // The broker's reason does not get through KafkaJS; that it gives up does.
-    (error) => error.name === 'KafkaJSGroupCoordinatorNotFound' && !error.retriable,
-  )
-  await producer.disconnect()
-  assert.ok(Date.now() - began < 10000)
+// readCommitted reads the committed messages of a topic with one partition, until `count` have come.
+async function readCommitted(topic, count) {
+  const consumer = kafka.consumer({ groupId: fresh('group'), readUncommitted: false })
+  const found = []
+  await consumer.connect()
+  await consumer.subscribe({ topic, fromBeginning: true })
+  await new Promise((resolve, reject) => {
+    setTimeout(() => reject(new Error(`found ${found}`)), 30000).unref()
+    consumer
+      .run({
+        eachMessage: async ({ message }) => {
+          found.push(message.value.toString())
+          if (found.length === count) resolve()
+        },
+      })
+      .catch(reject)
+  })
+  await consumer.disconnect()
+  return found
+}
+
+test('transactions are read whole or not at all', async () => {
+  const topic = await makeTopic()
+  const groupId = fresh('group')
+  const config = { transactionalId: fresh('transfers'), maxInFlightRequests: 1, idempotent: true }
+  await withProducer(config, async (producer) => {
+    for (const [value, ends] of [['a', 'commit'], ['aborted', 'abort'], ['b', 'commit']]) {
+      const transaction = await producer.transaction()
+      await transaction.send({ topic, messages: [{ value }] })
+      const offset = ends === 'commit' ? '7' : '9'
+      await transaction.sendOffsets({
+        consumerGroupId: groupId,
+        topics: [{ topic, partitions: [{ partition: 0, offset }] }],
+      })
+      await transaction[ends]()
+    }
+  })
+  await withProducer({}, (producer) => producer.send({ topic, messages: [{ value: 'last' }] }))
+  assert.deepEqual(await readCommitted(topic, 3), ['a', 'b', 'last'])
+  await withAdmin(async (admin) => {
+    const [{ partitions }] = await admin.fetchOffsets({ groupId, topics: [topic] })
+    assert.equal(partitions[0].offset, '7')
+  })
+})
+
+test('a second instance fences the first', async () => {
+  const topic = await makeTopic()
+  const config = { transactionalId: fresh('transfers'), maxInFlightRequests: 1, idempotent: true }
+  await withProducer(config, async (first) => {
+    const zombie = await first.transaction()
+    await zombie.send({ topic, messages: [{ value: 'zombie' }] })
+    await withProducer(config, async (second) => {
+      const transaction = await second.transaction()
+      await transaction.send({ topic, messages: [{ value: 'second' }] })
+      await transaction.commit()
+    })
+    await assert.rejects(zombie.commit(), /epoch|fence/i)
+  })
+  assert.deepEqual(await readCommitted(topic, 1), ['second'])
 })

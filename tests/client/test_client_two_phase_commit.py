@@ -1,0 +1,219 @@
+"""Transactions that commit together with another system: prepared, and ended by this or another producer."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tidemill.client import (
+    Admin,
+    Consumer,
+    NewTopic,
+    PreparedTransaction,
+    Producer,
+    TopicPartition,
+    transaction_manager,
+)
+from tidemill.client.connection import Connection
+from tidemill.client.errors import (
+    AbortableTransactionError,
+    BrokerUnreachable,
+    ClientError,
+    FatalTransactionError,
+    ProducerFenced,
+    RequestTimeout,
+)
+from tidemill.model.errors import ErrorCode
+from tidemill.testing.broker import Broker
+from tidemill.wire.apis import ApiKey
+
+MakeProducer = Callable[[], Producer]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A broker that allows transactions without a timeout. Apache Kafka 4.3 keeps no prepared ones."""
+    with Broker({"transaction.two.phase.commit.enable": True}) as broker:
+        yield broker.bootstrap
+
+
+@pytest.fixture(params=["the client adds partitions", "brokers add partitions"], autouse=True)
+def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The version of the protocol: with a level that no broker has, the client adds partitions itself."""
+    if request.param == "the client adds partitions":
+        monkeypatch.setattr(transaction_manager, "IMPLICIT_VERSION", 99)
+    return str(request.param)
+
+
+@pytest.fixture
+def topic(address: str) -> str:
+    name = f"payments-{uuid.uuid4().hex[:12]}"
+    with Admin(address) as admin:
+        admin.create_topics([NewTopic(name, 2)])
+    return name
+
+
+@pytest.fixture
+def make(address: str) -> Iterator[MakeProducer]:
+    """Creates the processes of one application, one after the other."""
+    name = f"application-{uuid.uuid4().hex[:12]}"
+    made: list[Producer] = []
+
+    def make_producer() -> Producer:
+        config = {"transactional.id": name, "transaction.two.phase.commit.enable": True}
+        made.append(Producer(address, config))
+        return made[-1]
+
+    yield make_producer
+    for producer in made:
+        producer.close(5)
+
+
+def committed(address: str, topic: str) -> list[bytes | None]:
+    """Returns what a consumer reads up to the end, or to the first open transaction."""
+    with Consumer(address, isolation_level="read_committed", auto_offset_reset="earliest") as consumer:
+        assigned = [TopicPartition(topic, number) for number in range(2)]
+        consumer.assign(assigned)
+        ends = consumer.end_offsets(assigned)
+        found: list[bytes | None] = []
+        while any(consumer.position(item) < ends[item] for item in assigned):
+            found += [message.value for message in consumer.poll(0.1)]
+    return sorted(found, key=str)
+
+
+def prepare(producer: Producer, topic: str, *values: bytes) -> PreparedTransaction:
+    producer.begin()
+    for number, value in enumerate(values):
+        producer.send(topic, value, partition=number % 2)
+    return producer.prepare()
+
+
+def test_a_prepared_transaction_is_committed_by_its_producer(
+    address: str, topic: str, make: MakeProducer
+) -> None:
+    producer = make()
+    prepare(producer, topic, b"a", b"b")
+    assert committed(address, topic) == []
+    producer.commit()
+    assert committed(address, topic) == [b"a", b"b"]
+    assert producer.complete(prepare(producer, topic, b"c")) is True
+    prepare(producer, topic, b"d")
+    assert producer.complete(None) is True
+    assert committed(address, topic) == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_another_producer_completes_what_a_failed_one_has_prepared(
+    address: str, topic: str, make: MakeProducer, is_stored: bool
+) -> None:
+    failed = make()
+    with failed.transaction():
+        failed.send(topic, b"before", partition=0)
+    prepared = prepare(failed, topic, b"a", b"b")
+    successor = make()
+    assert successor.complete(prepared if is_stored else None) is True
+    with successor.transaction():
+        successor.send(topic, b"z", partition=1)
+    expected = [b"a", b"b", b"before", b"z"] if is_stored else [b"before", b"z"]
+    assert committed(address, topic) == expected
+    with pytest.raises(ProducerFenced):
+        failed.commit()
+    assert committed(address, topic) == expected
+
+
+def test_the_last_of_several_successors_completes_the_transaction(
+    address: str, topic: str, make: MakeProducer
+) -> None:
+    prepared = prepare(make(), topic, b"a")
+    second, third = make(), make()
+    transactions = second._transactional("test")
+    transactions._init_producer_id(second._deadline(None), keeps_prepared=True)
+    assert third.complete(prepared) is True
+    with pytest.raises(ProducerFenced):
+        second.complete(prepared)
+    assert committed(address, topic) == [b"a"]
+
+
+def test_without_an_open_transaction_there_is_nothing_to_complete(
+    address: str, topic: str, make: MakeProducer
+) -> None:
+    assert make().complete(PreparedTransaction(1, 2)) is False
+    first = make()
+    prepared = prepare(first, topic, b"a")
+    first.commit()
+    second = make()
+    assert second.complete(prepared) is False
+    with second.transaction():
+        second.send(topic, b"b", partition=0)
+    assert committed(address, topic) == [b"a", b"b"]
+
+
+def test_a_closed_producer_leaves_its_prepared_transaction_open(
+    address: str, topic: str, make: MakeProducer
+) -> None:
+    producer = make()
+    prepared = prepare(producer, topic, b"a")
+    producer.close()
+    assert committed(address, topic) == []
+    assert make().complete(prepared) is True
+    assert committed(address, topic) == [b"a"]
+
+
+def test_a_prepared_transaction_gets_no_further_messages(topic: str, make: MakeProducer) -> None:
+    producer = make()
+    with pytest.raises(ClientError, match="cannot prepare: no transaction is open"):
+        producer.prepare()
+    prepared = prepare(producer, topic, b"a")
+    with pytest.raises(ClientError, match="a transaction is prepared; commit or abort it first"):
+        producer.send(topic, b"b")
+    with pytest.raises(ClientError, match="a transaction is prepared; commit or abort it first"):
+        producer.begin()
+    assert producer.complete(prepared) is True
+    with pytest.raises(ClientError, match="cannot complete a transaction: no transaction is open"):
+        producer.complete(prepared)
+
+
+def test_transactions_with_a_timeout_cannot_be_prepared(address: str, topic: str) -> None:
+    with Producer(address, transactional_id=f"{topic}-with-timeout") as producer:
+        producer.begin()
+        for call in (producer.prepare, lambda: producer.complete(None)):
+            with pytest.raises(ClientError, match=r"set transaction\.two\.phase\.commit\.enable"):
+                call()
+
+
+def test_a_broker_that_does_not_allow_it_is_named(topic: str) -> None:
+    config = {"transactional.id": topic, "transaction.two.phase.commit.enable": True}
+    with Broker() as broker, Producer(broker.bootstrap, config) as producer:
+        with pytest.raises(FatalTransactionError) as caught:
+            producer.begin()
+        assert caught.value.code is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+
+
+def test_a_transaction_without_its_offsets_cannot_be_prepared(
+    topic: str, make: MakeProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prepared transaction can be committed, whatever happens to its producer."""
+    producer = make()
+    producer.begin()
+    call = Connection.call
+
+    def lose(self: Connection, key: ApiKey, *more: Any, **named: Any) -> Any:
+        if key is ApiKey.TXN_OFFSET_COMMIT:
+            raise BrokerUnreachable("the request is lost")
+        return call(self, key, *more, **named)
+
+    offsets = {TopicPartition(topic, 0): 4}
+    with monkeypatch.context() as patched:
+        patched.setattr(Connection, "call", lose)
+        with pytest.raises(RequestTimeout):
+            producer.send_offsets(offsets, "group", 0.5)
+    with pytest.raises(AbortableTransactionError, match="offsets of group 'group'"):
+        producer.prepare()
+    producer.send_offsets(offsets, "group")
+    producer.prepare()
+    producer.commit()
+    with pytest.raises(ClientError):
+        producer.prepare()

@@ -12,6 +12,7 @@ from typing import Final
 from compaction_faults import COMPACTION
 from loss_faults import LOSSES
 from planting import Fault
+from transaction_faults import TRANSACTIONS
 
 LEADER: Final = (
     Fault(
@@ -1901,7 +1902,7 @@ GROUPS: Final = (
         "            await shard.appends_ended()\n",
         "            pass\n",
         "With require_stable the response has the offsets after the pending commits.",
-        reason="Simulated clients do not set require_stable, which is for transactions.",
+        reason="Simulated clients that set require_stable have the responses to the commits of their group.",
         test="groups/test_groups_group_coordinator.py::test_responds_only_after_the_commit",
     ),
     Fault(
@@ -1928,4 +1929,5 @@ FAULTS: Final[tuple[Fault, ...]] = (
     *GROUPS,
     *COMPACTION,
     *LOSSES,
+    *TRANSACTIONS,
 )

@@ -41,6 +41,9 @@ COMPACTION_PHASES = ("cleaning", "exchange of segments")
 MIN_INSYNC_PHASES = ("min.insync.replicas change asked", "min.insync.replicas changed")
 """Of clusters in which that is changed."""
 ALL_PHASES = (*CLUSTER_PHASES, *COMPACTION_PHASES, *MIN_INSYNC_PHASES)
+TRANSACTION_PHASES = ("transaction open", "transaction end asked", "transaction ended")
+"""Of clusters with transactional producers."""
+_KNOWN_PHASES = (*ALL_PHASES, *TRANSACTION_PHASES)
 
 
 class ChangePhases:
@@ -68,7 +71,7 @@ class ChangePhases:
         self._report(phase)
 
     def _report(self, phase: str) -> None:
-        if phase not in ALL_PHASES:
+        if phase not in _KNOWN_PHASES:
             raise KeyError(phase)
         self.begun[phase] += 1
         self.on_begin(phase)
@@ -76,4 +79,6 @@ class ChangePhases:
     def under_way(self) -> list[str]:
         """Returns the current phases."""
         now = self.now()
-        return [phase for phase in ALL_PHASES if self._open[phase] > 0 or self._until.get(phase, 0.0) >= now]
+        return [
+            phase for phase in _KNOWN_PHASES if self._open[phase] > 0 or self._until.get(phase, 0.0) >= now
+        ]

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
 APPLY_S = 2.0
 """What a broker has read it counts by within this time."""
-ANSWERS_KEPT = 6
-"""An operator and the recovery may ask at the same time."""
+ANSWERS_KEPT = 20
+"""Operators and the recovery may ask at the same time, for each topic."""
 SETTINGS = (ConfigNode.path("topics", ""), ConfigNode.path("brokers", ""))
 """What the paths of settings begin with."""
 DEFAULTS = ConfigNode.path("brokers", DEFAULT_ENTITY)

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 from log_inspection import records_of
+from transaction_state_promise import TransactionStatePromise
 
+from tidemill.broker import coordinator_topic
 from tidemill.broker.coordinator_topic import PartitionCoordinatorLog
-from tidemill.coordination.topic_image import OFFSETS_TOPIC
+from tidemill.broker.transaction_markers import append_marker
+from tidemill.coordination.topic_image import OFFSETS_TOPIC, TRANSACTION_TOPIC
 from tidemill.coordinator_runtime.coordinator_effects import Append, Now, Reply, Waiter
 from tidemill.coordinator_runtime.coordinator_shard import CoordinatorShard
 from tidemill.coordinator_runtime.pending_writes import Write
@@ -38,10 +41,19 @@ from tidemill.groups.coordinator_effects import (
 from tidemill.groups.group_coordinator import GroupCoordinator, GroupShard
 from tidemill.groups.group_metadata import GroupMetadata
 from tidemill.groups.group_metadata_manager import GroupMetadataManager
-from tidemill.groups.offset_records import CommittedOffset, GroupMetadataValue, OffsetRecord, decode_record
+from tidemill.groups.offset_records import (
+    CommittedOffset,
+    GroupMetadataValue,
+    OffsetRecord,
+    TransactionalOffset,
+    decode_record,
+)
 from tidemill.model.errors import ErrorCode
+from tidemill.model.transaction_types import MarkerToWrite
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
-from tidemill.records.record_reader import iter_records
+from tidemill.records.batch import Batch
+from tidemill.records.end_transaction_marker import COMMIT, read_marker
+from tidemill.records.record_reader import iter_records, iter_stored, read_stored
 
 if TYPE_CHECKING:
     from tidemill.groups.group_coordinator import GroupCoordinator
@@ -49,6 +61,7 @@ if TYPE_CHECKING:
     from tidemill.replication.replica_manager import ReplicaManager
 
 APPEND = PartitionCoordinatorLog.append
+APPEND_MARKER = append_marker
 FINISH, ACTIVATE, CLOSE = (
     CoordinatorShard._finish,
     CoordinatorShard.activate,
@@ -67,6 +80,8 @@ SYNCED = (GroupState.COMPLETING_REBALANCE, GroupState.STABLE)
 
 Offsets = dict[str, dict[int, CommittedOffset]]
 """By topic and partition."""
+OffsetKey = tuple[str, str, int]
+"""Group, topic and partition."""
 
 decode = lru_cache(maxsize=4096)(decode_record)
 
@@ -100,19 +115,53 @@ class Replayed:
         self.groups: dict[str, GroupMetadataValue] = {}
         self.written: set[OffsetRecord] = set()
         """Every position that was written."""
+        self._count = 0
+        self._applied: dict[OffsetKey, int] = {}
+        """When the last record of an offset was written that took effect, as a number of records."""
+        self._open: dict[int, dict[OffsetKey, tuple[int, OffsetRecord]]] = {}
+        """The last record of each offset in the open transaction of a producer."""
 
     def take(self, data: bytes) -> None:
         """Replays batches."""
-        for record in iter_records(data, unpacked_bytes_max=UNPACKED_BYTES_MAX):
-            change = decode(record.key, record.value)
-            if isinstance(change, OffsetRecord):
-                self._take_offset(change)
-            elif change is not None and change.value is not None:
-                self.groups[change.group] = change.value
-            elif change is not None:
-                self.groups.pop(change.group, None)
+        for batch in iter_stored(data):
+            if isinstance(batch, Batch) and batch.is_control:
+                marker = read_marker(batch)
+                if marker is not None:
+                    self.end(int(batch.producer_id), is_commit=marker.control_type == COMMIT)
+                continue
+            is_transactional = isinstance(batch, Batch) and batch.is_transactional
+            for record in read_stored(batch, True, UNPACKED_BYTES_MAX):
+                self._count += 1
+                change = decode(record.key, record.value)
+                if isinstance(change, OffsetRecord) and is_transactional:
+                    key = (change.group, change.topic, change.partition)
+                    self._open.setdefault(int(batch.producer_id), {})[key] = (self._count, change)
+                    self.written.add(change)
+                elif isinstance(change, OffsetRecord):
+                    self._take_offset(change, self._count)
+                elif change is not None and change.value is not None:
+                    self.groups[change.group] = change.value
+                elif change is not None:
+                    self.groups.pop(change.group, None)
 
-    def _take_offset(self, change: OffsetRecord) -> None:
+    def end(self, producer_id: int, *, is_commit: bool) -> None:
+        """Replays a marker: the offsets take effect unless a later record has."""
+        for number, change in self._open.pop(producer_id, {}).values():
+            key = (change.group, change.topic, change.partition)
+            if is_commit and number > self._applied.get(key, -1):
+                self._take_offset(change, number)
+
+    def unstable(self, group: str) -> set[tuple[str, int]]:
+        """Returns the partitions with offsets in open transactions that may still take effect."""
+        return {
+            key[1:]
+            for of_producer in self._open.values()
+            for key, (number, _) in of_producer.items()
+            if key[0] == group and number > self._applied.get(key, -1)
+        }
+
+    def _take_offset(self, change: OffsetRecord, number: int) -> None:
+        self._applied[change.group, change.topic, change.partition] = number
         of_group = self.offsets.setdefault(change.group, {})
         of_topic = of_group.setdefault(change.topic, {})
         if change.value is not None:
@@ -150,17 +199,21 @@ class CoordinatorPromise:
     def __init__(self, broken: Callable[[str, str], None], excused: Callable[[str], bool]) -> None:
         self._broken = broken
         self._excused = excused
+        self.transactions = TransactionStatePromise(broken)
         self._watched: dict[GroupShard, Watched] = {}
         self._by_state_machine: dict[GroupMetadataManager, Watched] = {}
         self._former: set[GroupMetadataManager] = set()
         """Coordinators that were closed: a request may still reach them."""
         self._ends: dict[int, tuple[bytes, int]] = {}
         """Where batches that were appended end, by their ids; and the batches, so that these last."""
+        self._marker_ends: dict[int, tuple[MarkerToWrite, int]] = {}
+        """The same for markers."""
 
     def patches(self) -> list[Any]:
         """Returns the patches of the program by which the checker is notified."""
         return [
             mock.patch.object(PartitionCoordinatorLog, "append", lambda *of: self._append(*of)),
+            mock.patch.object(coordinator_topic, "append_marker", lambda *of: self._append_marker(*of)),
             mock.patch.object(CoordinatorShard, "_finish", lambda *of: self._finish(*of)),
             mock.patch.object(CoordinatorShard, "activate", lambda *of: self._activate(*of)),
             mock.patch.object(CoordinatorShard, "close", lambda *of: self._close(*of)),
@@ -193,19 +246,28 @@ class CoordinatorPromise:
     # -- the log
 
     def _append(self, log: PartitionCoordinatorLog, partition: int, batch: bytes) -> Any:
-        found = log._broker.replica_manager.find(OFFSETS_TOPIC, partition)
+        found = log._broker.replica_manager.find(log._topic, partition)
         before = int(found.log.end_offset) if found is not None else 0
         result = APPEND(log, partition, batch)
         if found is not None and int(found.log.end_offset) > before:
             self._ends[id(batch)] = (batch, int(found.log.end_offset))
         return result
 
-    def _activate(self, shard: GroupShard) -> None:
+    def _append_marker(self, broker: Any, partition: Partition, marker: MarkerToWrite) -> None:
+        """The marker of a transaction is appended."""
+        APPEND_MARKER(broker, partition, marker)
+        self._marker_ends[id(marker)] = (marker, int(partition.log.end_offset))
+
+    def _activate(self, shard: Any) -> None:
         """A coordinator has loaded its log, and starts to respond."""
         log = shard._log
         if isinstance(log, PartitionCoordinatorLog):
-            partition = log._broker.replica_manager.find(OFFSETS_TOPIC, shard.partition)
-            if partition is not None and partition.is_leader and not partition.is_offline:
+            partition = log._broker.replica_manager.find(log._topic, shard.partition)
+            if partition is None or not partition.is_leader or partition.is_offline:
+                pass
+            elif log._topic == TRANSACTION_TOPIC:
+                self.transactions.loaded(shard, partition)
+            else:
                 watched = Watched(shard, partition)
                 watched.replayed.take(records_of(partition))
                 self._watched[shard] = self._by_state_machine[shard.machine] = watched
@@ -229,14 +291,23 @@ class CoordinatorPromise:
             elif value is not None and not _is_as_written(group, value):
                 self._tell(watched, f"has not loaded group {group_id} as its log has it: {value}")
 
-    def _finish(self, shard: GroupShard, write: Write) -> None:
+    def _finish(self, shard: Any, write: Write) -> None:
         """A write has ended."""
         watched = self._watched.get(shard)
         batch, end = self._ends.pop(id(write.batch), (b"", -1))
+        if shard.topic == TRANSACTION_TOPIC:
+            if write.task is not None and not write.task.cancelled() and write.task.exception() is None:
+                self.transactions.written(shard, write, batch, end)
+            FINISH(shard, write)
+            self.transactions.ended(shard, write)
+            return
         if watched is not None:
             task = write.task
+            marker = next((one.marker for one in write.ending if one.marker is not None), None)
             if task is None or task.cancelled() or task.exception() is not None:
                 _tombstones_failed(watched, write)
+            elif marker is not None:
+                self._marker_written(watched, marker)
             else:
                 self._written(watched, batch, end)
         FINISH(shard, write)
@@ -249,7 +320,15 @@ class CoordinatorPromise:
             self._tell(watched, f"treats records up to {end} as written, and {mark} is committed")
         watched.replayed.take(batch)
 
-    def _close(self, shard: GroupShard) -> None:
+    def _marker_written(self, watched: Watched, marker: MarkerToWrite) -> None:
+        _, end = self._marker_ends.pop(id(marker), (marker, -1))
+        mark = int(watched.partition.high_watermark)
+        if not 0 <= end <= mark:
+            self._tell(watched, f"treats {marker} up to {end} as written, and {mark} is committed")
+        watched.replayed.end(marker.producer.producer_id, is_commit=marker.is_commit)
+
+    def _close(self, shard: Any) -> None:
+        self.transactions.closed(shard)
         watched = self._watched.pop(shard, None)
         if watched is not None:
             del self._by_state_machine[watched.state_machine]
@@ -308,7 +387,8 @@ class CoordinatorPromise:
     def _begun(watched: Watched, effect: Append) -> None:
         then = effect.then
         if isinstance(then, OffsetsStored):
-            records = tuple(one for one in effect.records if isinstance(one, OffsetRecord))
+            found = (one.record if isinstance(one, TransactionalOffset) else one for one in effect.records)
+            records = tuple(one for one in found if isinstance(one, OffsetRecord))
             watched.commits[id(then.waiter)] = (then.waiter, records, then.errors)
 
     def _answered(self, watched: Watched, effect: Reply) -> None:
@@ -384,8 +464,11 @@ class CoordinatorPromise:
 
     # -- what it knows
 
-    def _timer_fired(self, shard: GroupShard, key: ShardTimer | TimerKey) -> None:
+    def _timer_fired(self, shard: Any, key: ShardTimer | TimerKey) -> None:
         TIMER_FIRED(shard, key)
+        if shard.topic == TRANSACTION_TOPIC:
+            self.transactions.ended(shard)
+            return
         watched = self._watched.get(shard)
         if watched is not None and isinstance(key, TimerKey):
             self._check_group(watched, key.group_id)
@@ -432,6 +515,13 @@ class CoordinatorPromise:
             group_id: one.offsets for group_id, one in watched.state_machine.groups.items() if one.offsets
         }
         written = watched.replayed.offsets
+        for group_id, one in watched.state_machine.groups.items():
+            unstable = watched.replayed.unstable(group_id)
+            if set(one.unstable) != unstable:
+                self._tell(
+                    watched,
+                    f"has open offsets of {group_id} for {dict(one.unstable)}, and its log for {unstable}",
+                )
         if known != written:
             differs = {one for one in {*known, *written} if known.get(one) != written.get(one)}
             (group_id, *_) = sorted(differs)

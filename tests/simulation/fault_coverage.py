@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from change_phases import ALL_PHASES, REPLICATION_PHASES
+from change_phases import ALL_PHASES, REPLICATION_PHASES, TRANSACTION_PHASES
 from simulated_compaction import COMPACTION_FAULTS
 from simulated_faults import (
     CLUSTER_FAULTS,
+    COORDINATOR_FAULTS,
     CUT_FROM_STORE,
     DISK_PUT_BACK,
     FAILING_STOP,
     FULL_DISK,
     LATE_STORE,
+    LEADER_AHEAD,
     LEADER_AND_CONTROLLER,
     LOST_DISKS_OF_OTHERS,
+    OTHERS_AWAY,
     REPLICATION_FAULTS,
 )
 
@@ -51,10 +54,33 @@ CLUSTER_EVENTS = (
     *("responses to ISR requests lost", "controller nodes removed"),
     "min.insync.replicas written to the store by others",
 )
-REPLICATION, CLUSTER = "replication", "cluster"
-_EVENTS = {REPLICATION: REPLICATION_EVENTS, CLUSTER: CLUSTER_EVENTS}
-_FAULTS = {REPLICATION: REPLICATION_FAULTS, CLUSTER: (*CLUSTER_FAULTS, *COMPACTION_FAULTS)}
-_PHASES = {REPLICATION: REPLICATION_PHASES, CLUSTER: ALL_PHASES}
+TRANSACTION_EVENTS = (
+    *(f"transactions ended by {how}" for how in ("commit", "abort")),
+    *("transactions abandoned", "commits refused: PRODUCER_FENCED", "late batches answered"),
+    *(f"transactional producers {what}" for what in ("begun", "fenced", "that stand still", "that went on")),
+    *(f"transactional offsets {what}" for what in ("acknowledged", "found")),
+    *(f"requests with markers {what}" for what in ("held", "lost")),
+    *("responses to markers lost", "responses about partitions of transactions held"),
+    *("markers that arrive late", "markers of former coordinators that arrive late"),
+    "two-phase producers that end after they have prepared",
+    *(f"transactions of former producers ended by {how}" for how in ("commit", "abort")),
+    *("batches held by the network", "commits requested of aborted transactions"),
+    *(f"late offsets: {error}" for error in ("NONE", "INVALID_TXN_STATE")),
+    *(f"fault {fault}" for fault in (OTHERS_AWAY, LEADER_AHEAD)),
+    *("cleanings done", "excuse records-lost-before", "excuse needs-operator", "excuse former-coordinator"),
+)
+REPLICATION, CLUSTER, TRANSACTIONS = "replication", "cluster", "transactions"
+_EVENTS = {
+    REPLICATION: REPLICATION_EVENTS,
+    CLUSTER: CLUSTER_EVENTS,
+    TRANSACTIONS: TRANSACTION_EVENTS,
+}
+_FAULTS = {
+    REPLICATION: REPLICATION_FAULTS,
+    CLUSTER: (*CLUSTER_FAULTS, *COMPACTION_FAULTS),
+    TRANSACTIONS: (*CLUSTER_FAULTS, *COORDINATOR_FAULTS),
+}
+_PHASES = {REPLICATION: REPLICATION_PHASES, CLUSTER: ALL_PHASES, TRANSACTIONS: TRANSACTION_PHASES}
 
 
 def required(kind: str) -> list[str]:

@@ -400,6 +400,7 @@ class FullCluster(Simulation):
         if config is None:
             settings = {
                 **SETTINGS,
+                **self.more_settings(),
                 **self.compacted.broker_settings(self.variations),
                 "min.insync.replicas": str(self.min_isr_default),
                 "node.id": str(node.node_id),
@@ -410,6 +411,10 @@ class FullCluster(Simulation):
             )
             self._configs[node.name] = config
         return BrokerProcess(node, config)
+
+    def more_settings(self) -> dict[str, str]:
+        """Returns further settings of brokers."""
+        return {}
 
     def patches(self) -> list[Any]:
         return [

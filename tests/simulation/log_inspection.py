@@ -11,7 +11,9 @@ from simulated_disk import SimulatedFiles
 from tidemill.log.checkpoint_files import CheckpointDamaged, parse_checkpoint
 from tidemill.log.file_names import MOVED_TO
 from tidemill.model.types import TopicPartition
+from tidemill.records.batch import Batch
 from tidemill.records.checksum import crc32c
+from tidemill.records.end_transaction_marker import ABORT, read_marker
 from tidemill.records.record_reader import iter_stored
 from tidemill.replication.partition import Partition
 
@@ -38,6 +40,24 @@ def records_of(partition: Partition) -> bytes:
         # A compacted log has batches without records.
         offset = max((int(batch.last_offset) for batch in iter_stored(data)), default=end) + 1
     return found
+
+
+def aborted_offsets(data: bytes) -> set[int]:
+    """Returns the offsets of the records in ``data`` whose transactions end there with an abort."""
+    open_ones: dict[int, list[int]] = {}
+    aborted: set[int] = set()
+    for batch in iter_stored(data):
+        if not isinstance(batch, Batch) or not batch.is_transactional:
+            continue
+        if not batch.is_control:
+            offsets = range(int(batch.base_offset), int(batch.last_offset) + 1)
+            open_ones.setdefault(int(batch.producer_id), []).extend(offsets)
+            continue
+        marker = read_marker(batch)
+        held = open_ones.pop(int(batch.producer_id), [])
+        if marker is not None and marker.control_type == ABORT:
+            aborted.update(held)
+    return aborted
 
 
 def log_directory(names_in: Callable[[str], Collection[str]], partition: str) -> str:

@@ -21,6 +21,7 @@ from tidemill.log.checkpoint_files import CheckpointDamaged, parse_checkpoint
 from tidemill.log.file_names import LOG, RECOVERY_POINTS, SWAP, offset_name, offset_of
 from tidemill.log.log import Log
 from tidemill.log.log_directories import DataDirectories
+from tidemill.log.producer_state_manager import ProducerEntry
 from tidemill.replication.partition import Partition
 
 DATA = "/data"
@@ -29,6 +30,7 @@ _HEADER = struct.Struct(">qiibIhiqqqhii")
 id, producer epoch, base sequence, count."""
 _FRAME = 12
 """Base offset and length, which the length does not count."""
+TRANSACTIONAL = 0x10
 CONTROL = 0x20
 HORIZON = 0x40
 """The first timestamp is that until which tombstones stay (KIP-534)."""
@@ -75,6 +77,48 @@ class CheckedLog(NamedTuple):
             int(log.start_offset),
             log.leader_epochs.latest,
         )
+
+
+class KnownProducer(NamedTuple):
+    """The state of a producer in a partition."""
+
+    epoch: int
+    last_sequence: int
+    """Of its last batch in this epoch; -1 without one."""
+    last_offset: int
+    opened_at: int
+    """The first offset of its open transaction; -1 without one."""
+    seen_at: int = -1
+    """The offset of its last batch or marker."""
+
+    def after(self, batch: BatchHeader) -> KnownProducer:
+        """Returns the state after a batch or a marker of the producer."""
+        if batch.attributes & CONTROL:
+            ended = self._replace(opened_at=-1, seen_at=batch.last)
+            if batch.producer_epoch == self.epoch:
+                return ended
+            return ended._replace(epoch=batch.producer_epoch, last_sequence=-1, last_offset=-1)
+        is_first = batch.attributes & TRANSACTIONAL and self.opened_at < 0
+        return KnownProducer(
+            batch.producer_epoch,
+            batch.last_sequence,
+            batch.last,
+            batch.base if is_first else self.opened_at,
+            batch.last,
+        )
+
+    @staticmethod
+    def of(entry: ProducerEntry) -> KnownProducer:
+        """Returns the state that a log knows."""
+        return KnownProducer(
+            int(entry.epoch),
+            int(entry.last_sequence),
+            int(entry.last_offset),
+            int(entry.transaction_first_offset),
+        )
+
+
+NEW_PRODUCER = KnownProducer(-1, -1, -1, -1)
 
 
 def headers_of(data: bytes) -> Iterator[BatchHeader]:
@@ -364,38 +408,40 @@ class LogStatePromise:
                 return
 
     def _check_producers(self, broker: str, log: Log, batches: list[BatchHeader]) -> None:
-        """The recorded last batch of each producer is its last in the log."""
-        last: dict[int, tuple[int, int, int]] = {}
+        """The state of each producer follows from the log: its last batch, and its open transaction."""
+        last: dict[int, KnownProducer] = {}
         for batch in batches:
-            if batch.producer_id >= 0 and not batch.attributes & CONTROL:
-                last[batch.producer_id] = (batch.producer_epoch, batch.last_sequence, batch.last)
+            if batch.producer_id >= 0:
+                last[batch.producer_id] = last.get(batch.producer_id, NEW_PRODUCER).after(batch)
         entries = log.producer_state.entries
+        opened = {
+            int(one.transaction_first_offset): producer_id
+            for producer_id, one in entries.items()
+            if one.transaction_first_offset >= 0
+        }
+        if opened != log.producer_state.transactions._open:
+            self._broken(
+                "producers",
+                f"{broker} has open transactions {log.producer_state.transactions._open} of {_name(log)},"
+                f" and its producers have {opened}",
+            )
+            return
+        start = int(log.start_offset)
         for producer_id in {*last, *entries}:
-            entry = entries.get(producer_id)
-            found = None
-            if entry is not None:
-                found = (int(entry.epoch), int(entry.last_sequence), int(entry.last_offset))
-                for before, kept in pairwise(entry.batches):
-                    if (
-                        int(kept.first_sequence) - int(before.last_sequence) - 1
-                    ) % SEQUENCES > SEQUENCES // 2:
-                        self._broken(
-                            "producers",
-                            f"{broker} keeps sequence {before.last_sequence} of producer {producer_id} of"
-                            f" {_name(log)} beside a later batch that begins with {kept.first_sequence}",
-                        )
-                        return
-            there = last.get(producer_id)
-            start = int(log.start_offset)
-            if there is None and found is not None and found[2] < start:
+            entry, there = entries.get(producer_id), last.get(producer_id)
+            if entry is not None and (gap := _gap_in(entry)):
+                self._broken("producers", f"{broker} keeps {gap} of producer {producer_id} of {_name(log)}")
+                return
+            found = None if entry is None else KnownProducer.of(entry)
+            if there is None and found is not None and found.last_offset < start:
                 continue  # Its batches are removed with the start of the log.
-            if there is not None and there[2] < start:
+            if there is not None and there.seen_at < start:
                 continue
-            if found != there and not self._is_compacted(log):
+            if found != (there and there._replace(seen_at=-1)) and not self._is_compacted(log):
                 self._broken(
                     "producers",
-                    f"{broker} knows {found} of producer {producer_id} of {_name(log)} (epoch, last sequence,"
-                    f" last offset), and the log has {there}",
+                    f"{broker} knows {found} of producer {producer_id} of {_name(log)}, and the log has"
+                    f" {there}",
                 )
                 return
 
@@ -492,3 +538,16 @@ def _name(log: Log) -> str:
 
 def _epochs(log: Log) -> dict[Any, Any]:
     return dict(zip(log.leader_epochs.epochs, log.leader_epochs.starts, strict=True))
+
+
+def _gap_in(entry: ProducerEntry) -> str:
+    """Returns two kept batches of a producer that do not follow each other."""
+    for before, kept in pairwise(entry.batches):
+        # Batches of the group coordinator have no sequence.
+        has_sequences = before.last_sequence >= 0 and kept.last_sequence >= 0
+        ahead = (int(kept.first_sequence) - int(before.last_sequence) - 1) % SEQUENCES
+        if has_sequences and ahead > SEQUENCES // 2:
+            return (
+                f"sequence {before.last_sequence} beside a later batch that begins with {kept.first_sequence}"
+            )
+    return ""

@@ -122,8 +122,27 @@ PROMISES = {
     "assignment.",
     "owner": "In a generation of a group a partition has one owner.",
     "coordinator": "A coordinator knows and returns the committed part of its log while its broker leads "
-    "the partition. Members without heartbeat, or without JoinGroup in time, leave their group.",
+    "the partition. Members without heartbeat, or without JoinGroup in time, leave their group. A "
+    "transaction with all its markers is completed.",
     "producer-id": "One producer receives a producer id.",
+    "aborted-read": "A read_committed consumer receives no record of a transaction without a commit: of "
+    "one that was aborted, has timed out, or is open.",
+    "committed-write": "A record that was acknowledged in a committed transaction is readable, once. A "
+    "transaction that is prepared for a two-phase commit is not aborted.",
+    "all-or-nothing": "A transaction has the same end in all its partitions. A read_committed consumer "
+    "has received all records of committed transactions below its position. No commit of an aborted "
+    "transaction is confirmed.",
+    "write-read-cycle": "Committed transactions do not read each other's records in a circle.",
+    "zombie": "After a producer has begun with a transactional id, no request of an earlier one with the "
+    "id succeeds. A log has no record of an earlier epoch of a producer after a later epoch. "
+    "If a coordinator aborts a transaction itself, the producer does not have the new epoch.",
+    "markers": "At rest a marker ends each transaction of a log. It ends the records of one transaction, "
+    "and no marker of an earlier coordinator follows that of a later one. Each marker follows its decision "
+    "in the log of transactions. A leader confirms only committed markers.",
+    "last-stable": "The last stable offset that a consumer receives does not decrease, and read_committed "
+    "consumers receive nothing above it. A transaction is unstable until its marker is below the high "
+    "watermark.",
+    "transactional-offsets": "Offsets in a transaction take effect with its commit, and never without it.",
     "equal": "At rest all replicas of a partition are equal, and no other broker has a replica.",
     "rest": "The cluster comes to rest after the last fault: every replica is in sync, every reassignment "
     "is complete, a live member of each group owns every partition.",
@@ -146,7 +165,8 @@ EXCUSES = {
     "committed record could lead",
     "records-lost-before": "one-record, in-sync, read, high-watermark, no-gap, order, sequence, positions, "
     "generation, owner, log-start, delete-records, reported-log-start, retention, rest, equal (where "
-    "compacted): the partition has lost committed records in this way",
+    "compacted), and all promises of transactions: the partition, or the log of transactions, has lost "
+    "committed records in this way",
     "new-leader": "acks-1: the leader changed after the record was sent",
     "recreated": "acks-all, acks-1, read: the topic was deleted",
     "being-deleted": "min-isr: a deletion of the topic removed a replica before the response; losses, "

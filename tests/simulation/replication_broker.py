@@ -23,6 +23,7 @@ from tidemill.broker.broker import Broker
 from tidemill.broker.fetch_handler import FetchHandler
 from tidemill.broker.fetch_reader import FetchReader
 from tidemill.broker.fetch_session import FetchSessions
+from tidemill.broker.finalized_features import FinalizedFeatures
 from tidemill.broker.handler_dispatch import HandlerDispatch
 from tidemill.broker.kafka_apis import KafkaApis
 from tidemill.broker.log_configs import log_config
@@ -32,6 +33,7 @@ from tidemill.broker.produce_validation import ProduceValidation
 from tidemill.broker.replica_fetcher_manager import ReplicaFetcherManager
 from tidemill.controller.alter_partition import ANY_EPOCH, AlterPartitionItem, IsrMember
 from tidemill.coordination.cluster_image import ClusterImage
+from tidemill.coordination.coordination_store import Store
 from tidemill.coordination.topic_image import PartitionImage
 from tidemill.log.log_manager import LogManager
 from tidemill.model.configs import BrokerConfig
@@ -116,6 +118,8 @@ class ReplicationBroker(ReplicaManagerListener):
         broker.replica_manager.lag_ms_max = config.int("replica.lag.time.max.ms")
         broker.metadata_cache = MetadataCache(self.controller.image.with_brokers({}))
         broker.producer_id_manager = ProducerIdManager(self.controller.next_producer_ids)
+        # Without the node in a store, each feature has its highest level.
+        broker.features = FinalizedFeatures(Store())
         acceptor = self._build_request_path()
         limits = FetchLimits(
             wait_ms=config.int("replica.fetch.wait.max.ms"), backoff_ms=config.int("replica.fetch.backoff.ms")

@@ -15,11 +15,16 @@ from code_faults import CODE_FAULTS
 from event_log import Violation
 from full_cluster import FullCluster
 from replication_cluster import ReplicationCluster
+from transaction_cluster import TransactionCluster
 
 from simulation import BATCHES, Report, Simulation
 from tidemill import _build_mode
 
-KINDS: dict[str, type[Simulation]] = {"replication": ReplicationCluster, "cluster": FullCluster}
+KINDS: dict[str, type[Simulation]] = {
+    "replication": ReplicationCluster,
+    "cluster": FullCluster,
+    "transactions": TransactionCluster,
+}
 
 
 def main() -> int:

@@ -59,11 +59,11 @@ HIGH_WATERMARK = -1
 class Admin(Client):
     """Creates the topic."""
 
-    async def make(self, partitions: int, config: Mapping[str, str]) -> None:
+    async def make(self, partitions: int, config: Mapping[str, str], replicas: int = 3) -> None:
         """Creates the topic; returns once its partitions have leaders."""
         while True:
             try:
-                await self.create(self.topic, partitions, 3, config)
+                await self.create(self.topic, partitions, replicas, config)
                 for partition in range(partitions):
                     await self.leader(partition)
             except (LinkError, Refused) as problem:
@@ -110,9 +110,11 @@ class ClusterAdmin(Admin):
         brokers: list[int],
         temporary_config: Mapping[str, str],
         pause_s: float,
+        only_moves: bool = False,
     ) -> None:
         super().__init__(*client)
         self.phases = phases
+        self.only_moves = only_moves
         self.partitions = partitions
         self.brokers = brokers
         self.temporary_config = temporary_config
@@ -124,7 +126,7 @@ class ClusterAdmin(Admin):
         if self.ended:
             return
         luck = self.random.random()
-        if luck < 0.35:
+        if luck < 0.35 or self.only_moves:
             partition = self.random.randrange(self.partitions)
             count = self.random.choice((1, 2, 2, 3, 3))
             await self._move(partition, self.random.sample(self.brokers, count))

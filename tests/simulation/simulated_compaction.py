@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from compaction_promise import Raw
 from disk_state_promise import written_offset
-from log_inspection import end_on_disk
+from log_inspection import aborted_offsets, end_on_disk, records_of
 from log_state_promise import headers_of
 from promises import PartitionKey, TopicSettings
 from seed_variations import Variations
@@ -212,7 +212,13 @@ class CleaningCheck:
         self.start = 0 if partition is None else int(partition.log.start_offset)
         """Records before it are not readable."""
         high_watermark = -1 if partition is None else int(partition.high_watermark)
-        self.newest = {record.key: record.offset for record in records if record.offset < high_watermark}
+        self.aborted = aborted_offsets(b"" if partition is None else records_of(partition))
+        """The records of aborted transactions: none of them is needed."""
+        self.newest = {
+            record.key: record.offset
+            for record in records
+            if record.offset < high_watermark and record.offset not in self.aborted
+        }
         """The newest committed record of each key."""
         self.removed: dict[int, bytes] = {}
         """Tombstones that are gone: their keys by offset."""
@@ -374,7 +380,8 @@ class CleaningCheck:
         reported = set(self.removed)
         for record in reversed(before):
             # From the newest on: a tombstone and the records that it deletes may be removed together.
-            if record.offset not in kept and record.offset >= self.start:
+            is_needed = record.offset >= self.start and record.offset not in self.aborted
+            if record.offset not in kept and is_needed:
                 self._check_gone(record, durable)
         # At once: promises may be checked before the end of the compaction.
         self._report_removed({at: key for at, key in self.removed.items() if at not in reported})
@@ -429,6 +436,9 @@ class CleaningCheck:
                 break
             if record.offset < partition.log.start_offset:
                 continue
+            if record.offset in self.aborted:
+                self._broken(f"{record} of an aborted transaction is left below {counts.end_offset}")
+                return
             if record.key in seen:
                 self._broken(
                     f"it is clean up to offset {counts.end_offset}, and holds {record.key!r} at"

@@ -65,6 +65,12 @@ HARSH = (
     "power cut of the last in-sync replica",
 )
 """Faults after which a partition may forget what was acknowledged, so that much is excused."""
+COORDINATOR_FAULTS = ("kill of the transaction coordinator", "pause of the transaction coordinator")
+"""Where there are transactional producers."""
+OTHERS_AWAY = "all brokers but the transaction coordinator away"
+LEADER_AHEAD = "end of a leader ahead of its followers"
+ONLY_AIMED = (OTHERS_AWAY, LEADER_AHEAD)
+"""Where there are transactional producers, at the phases of these."""
 CLUSTER_FAULTS = (
     *REPLICATION_FAULTS,
     "store connection",
@@ -104,7 +110,8 @@ class Faults:
             self._breaks[FULL_DISK] = self.fill_disk
         self._is_harsh = random.random() < 0.5
         names = [name for name in self._breaks if self._is_harsh or name not in HARSH]
-        self._names = [name for name in names if random.random() < 0.5] or names
+        usual = [name for name in names if name not in ONLY_AIMED]
+        self._names = [name for name in usual if random.random() < 0.5] or usual
         """Some faults are found only where others are rare."""
         self._weights = [random.choice((1, 1, 3)) for _ in self._names]
         for name, weight in ((LOST_DISKS_OF_OTHERS, 1), (FULL_DISK, 3), (LATE_STORE, 2), (FAILING_STOP, 1)):
@@ -113,7 +120,7 @@ class Faults:
                 self._names.append(name)
                 self._weights.append(weight)
         self._pause_s = random.choice((0.3, 0.8, 2.0, 4.0))
-        pairs = [(name, phase) for name in names for phase in simulation.phase_names]
+        pairs = [(name, phase) for name in usual for phase in simulation.phase_names]
         self._aimed = random.sample(pairs, min(len(pairs), random.choice((0, 8, 16, 24))))
         aims = (
             (LATE_STORE, "broker start"),
@@ -121,6 +128,7 @@ class Faults:
             (LEADER_AND_CONTROLLER, "min.insync.replicas changed"),
         )
         self._aimed += [aim for aim in aims if aim[0] in names] * RARE_AIMED
+        self._aimed += simulation.own_aims()
         if FULL_DISK in names:
             self._aimed += [(FULL_DISK, "DeleteRecords asked")] * FULL_DISKS_AIMED
         self._forgotten: Node | None = None
@@ -188,7 +196,7 @@ class Faults:
 
     # -- processes and machines
 
-    def kill(self, node: Node, back_s_mean: float | None = None) -> bool:
+    def kill(self, node: Node, back_s_mean: float | None = None, back_s_min: float = 0.0) -> bool:
         """Ends the process; its machine and its files stay."""
         if not node.is_running:
             return False
@@ -196,7 +204,7 @@ class Faults:
         node.stop()
         node.files.kill()
         self.simulation.network.process_ended(node.machine)
-        self.later(node.boot, back_s_mean)
+        self.later(node.boot, back_s_mean, back_s_min)
         return True
 
     def may_lose(self, node: Node) -> bool:

@@ -79,6 +79,8 @@ class Stream:
         self.sent: deque[tuple[float, float, bytes | Pages | StreamEnd]] = deque()
         """What is under way, with the times of its arrival and of its sending."""
         self.unread_bytes = 0
+        self.held_until_s = 0.0
+        """Nothing arrives before."""
         self._last_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -95,12 +97,15 @@ class Stream:
         network = self.network
         if self._timer is not None or not self.sent or not network.is_open(self.source, self.target):
             return
-        when = max(self.sent[0][0], network.loop.time() + delay_s)
+        when = max(self.sent[0][0], network.loop.time() + delay_s, self.held_until_s)
         self._timer = network.world_timer(when, self._arrive)
 
     def _arrive(self) -> None:
         self._timer = None
         if not self.network.is_open(self.source, self.target):
+            return
+        if self.held_until_s > self.network.loop.time():
+            self.go_on()
             return
         _, sent_s, item = self.sent.popleft()
         if not isinstance(item, StreamEnd):

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import gc
 import logging
+import os
 import random as global_random
 import secrets
 import time
@@ -29,7 +30,7 @@ from compaction_promise import Raw
 from disk_state_promise import durable_start
 from event_log import EventLog, Violation
 from following_promise import FollowingPromise
-from log_inspection import LogWatch, end_on_disk, records_of
+from log_inspection import LogWatch, aborted_offsets, end_on_disk, records_of
 from promises import ALL, LEADER, NONE, Message, PartitionKey, Promises, TopicSettings
 from seed_variations import Variations
 from simulated_admins import RecordDeleter
@@ -322,6 +323,10 @@ class Simulation:
         """Returns further faults of the cluster."""
         return {}
 
+    def own_aims(self) -> list[tuple[str, str]]:
+        """Returns further faults with their phases."""
+        return []
+
     def machine_names(self) -> list[str]:
         """Returns the machines between which network partitions may occur."""
         return sorted(self.network.machines)
@@ -360,6 +365,8 @@ class Simulation:
                 mock.patch.object(net_link, "_connect", self.network.connect),
                 mock.patch.object(uuid, "uuid4", self._next_uuid),
                 mock.patch.object(log_directories, "new_id", self._next_id),
+                # Ids of topics. Their own stream: another number of ids changes nothing else.
+                mock.patch.object(os, "urandom", Random(f"ids {self.seed}").randbytes),
                 mock.patch.object(secrets, "token_bytes", self.random.randbytes),
                 mock.patch.object(
                     ReplicaManager, "_truncate_unsynced", lambda *of: self._truncate_unsynced(*of)
@@ -942,8 +949,14 @@ class Simulation:
         """Replicas with other log start offsets are compared from the latest one."""
         if all(content == contents[0] for content in contents):
             return
+        # Compaction removes the records of aborted transactions.
+        aborted = set().union(*map(aborted_offsets, contents))
         held = [
-            [Raw.of(record) for record in iter_records(content, unpacked_bytes_max=UNPACKED_BYTES_MAX)]
+            [
+                Raw.of(record)
+                for record in iter_records(content, unpacked_bytes_max=UNPACKED_BYTES_MAX)
+                if record.offset not in aborted
+            ]
             for content in contents
         ]
         held = [[record for record in records if record.offset >= start] for records in held]

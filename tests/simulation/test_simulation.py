@@ -29,6 +29,7 @@ from simulated_admins import Admin, RecordDeleter
 from simulated_faults import Faults
 from simulated_network import NetworkDelays
 from simulated_store import SimulatedStore
+from transaction_cluster import TransactionCluster
 
 from record_builders import build_batch
 from simulation import BATCHES, CAP_S, CHANGES, DISTURBED_SHARE, Server, Simulation, _Stopped
@@ -45,7 +46,7 @@ from tidemill.records.batch import parse_batch
 from tidemill.replication.partition import Partition
 
 SEEDS_A_TEST = 5
-CLUSTER_SEEDS, REPLICATION_SEEDS = 30, 20
+CLUSTER_SEEDS, REPLICATION_SEEDS, TRANSACTION_SEEDS = 30, 20, 20
 CODE_FAULT_SEEDS = 100
 """A fault that was put in is found within so many seeds."""
 RARELY_FOUND = {"join-isr-too-early"}
@@ -72,6 +73,7 @@ def starts(end: int, step: int, first: int = 1) -> range:
     [
         *[("cluster", seed) for seed in starts(CLUSTER_SEEDS, SEEDS_A_TEST)],
         *[("replication", seed) for seed in starts(REPLICATION_SEEDS, SEEDS_A_TEST)],
+        *[("transactions", seed) for seed in starts(TRANSACTION_SEEDS, SEEDS_A_TEST)],
     ],
 )
 def test_clusters_keep_their_promises(kind: str, seed: int) -> None:
@@ -79,7 +81,7 @@ def test_clusters_keep_their_promises(kind: str, seed: int) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", [FullCluster, ReplicationCluster])
+@pytest.mark.parametrize("kind", [FullCluster, ReplicationCluster, TransactionCluster])
 def test_a_run_starts_no_thread(kind: type[Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
     """No seed decides which of two threads is first."""
     started: list[str] = []
@@ -101,7 +103,7 @@ def replicas_held() -> list[object]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", [FullCluster, ReplicationCluster])
+@pytest.mark.parametrize("kind", [FullCluster, ReplicationCluster, TransactionCluster])
 def test_a_cluster_is_freed_after_its_run(kind: type[Simulation]) -> None:
     before = {id(one) for one in replicas_held()}
     kind(1).run()
@@ -134,7 +136,7 @@ def test_a_planted_fault_is_found_and_its_events_are_printed(name: str) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["replication", "cluster"])
+@pytest.mark.parametrize("kind", ["replication", "cluster", "transactions"])
 def test_a_seed_is_reproducible(kind: str) -> None:
     one, other = (simulate("--kind", kind, "--seed", "4", hash_seed=seed) for seed in ("1", "2"))
     assert one.returncode == other.returncode == 0, one.stdout + one.stderr

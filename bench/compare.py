@@ -5,7 +5,7 @@
 Each round measures A, then B; a figure is the median of the rounds, and only ratios are reliable: the client
 shares the processors with the broker. Logs are on tmpfs, otherwise the disk's write-back would be measured.
 The same table has the figures of ``flat.py``, ``spark.py``, ``spark_streams.py``, ``compaction.py`` and
-``conversion.py``; ``cluster.py`` and ``leader_kill.py`` have separate tables.
+``conversion.py``; ``cluster.py``, ``transactions.py`` and ``leader_kill.py`` have separate tables.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ import leader_kill
 import spark
 import spark_streams
 from peers import Figures, Kafka, Peer, Tidemill, end_in_order, load, warm_memory
+
+import transactions
 
 
 def with_cpu(peer: Peer, size: int, count: int) -> Figures:
@@ -187,6 +189,10 @@ def main() -> None:
     print("\n".join([HEAD, *lines]), flush=True)
     if options.only in "cluster":
         print("\n".join(["", cluster.HEAD, *cluster.rows(options.rounds, options.quick, "")]), flush=True)
+    if options.only in "transactions":
+        print(
+            "\n".join(["", transactions.HEAD, *transactions.rows(options.rounds, options.quick)]), flush=True
+        )
     if options.only in "leader_kill":
         print("\n".join(["", leader_kill.HEAD, *leader_kill.rows(options.rounds)]))
 

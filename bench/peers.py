@@ -68,8 +68,13 @@ Figures = dict[str, float]
 
 def load(*arguments: object) -> Figures:
     """Runs one client process."""
+    return run_client(LOAD, *arguments)
+
+
+def run_client(program: Path, *arguments: object) -> Figures:
+    """Runs a program with arguments; returns the figures that it prints."""
     done = subprocess.run(
-        [sys.executable, str(LOAD), *map(str, arguments)], capture_output=True, text=True, timeout=300
+        [sys.executable, str(program), *map(str, arguments)], capture_output=True, text=True, timeout=300
     )
     if done.returncode:
         raise SystemExit(f"bench: {' '.join(map(str, arguments))}: {done.stderr[-2000:]}")

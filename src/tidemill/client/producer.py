@@ -356,7 +356,7 @@ class Producer:
             transactions.end(False, deadline)
 
     def prepare(self, timeout: float | None = None) -> PreparedTransaction:
-        """Waits until the messages of the transaction are acknowledged: a commit can no longer fail.
+        """Waits until the messages of the transaction are acknowledged, and prepares its end.
 
         For transactions that commit together with another system, such as a database (KIP-939): store the
         result there, in the transaction of that system, and commit that one first; then call :meth:`commit`.

@@ -560,7 +560,7 @@ class TransactionManager:
 
     @property
     def sending_error(self) -> ClientError | None:
-        """The error because of which no more messages of the transaction are sent; None without one."""
+        """The error that stops the sending of the transaction; None without an error."""
         return self._error if self.state in (State.ABORTABLE, State.FATAL) else None
 
     def take_new_partitions(self) -> bool:

@@ -198,7 +198,7 @@ class GroupCoordinator:
             self.pending_joins.add(key.shard, timer)
 
     def timer_cancelled(self, key: ShardTimerKey) -> None:
-        """Counts an unused member id no longer."""
+        """Stops counting an unused member id."""
         self.pending_joins.discard(key)
 
     def timer_fired(self, key: Hashable) -> None:

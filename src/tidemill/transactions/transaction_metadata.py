@@ -271,7 +271,7 @@ def prepare_end(
     if before.is_kept and next_producer_id == NO_PRODUCER_ID:
         next_producer_id, next_epoch = before.latest.producer_id, before.latest.epoch + 1
     if before.is_kept:
-        # The producer that ends it goes on with InitProducerId, if its EndTxn returns no epoch.
+        # If EndTxn returns no epoch, the producer gets it with InitProducerId, and names this one.
         last = before.latest.epoch
     return before._replace(
         previous_producer_id=before.latest.producer_id,

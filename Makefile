@@ -40,11 +40,11 @@ test: setup ## run the tests
 clients: setup ## test clients in Java, Go and JavaScript, and Kafka's own tools; downloads them to build/clients
 	export TIDEMILL_KAFKA_LIBS="$$($(BIN)/python bench/peers.py)" && $(BIN)/python -m pytest -q -m clients tests
 
-simulate: setup ## simulate SEEDS=5000 clusters, continuing an interrupted run, and test the matrices of damage; or SEED=7 KIND=cluster
+simulate: setup ## simulate SEEDS=5000 clusters, continuing an interrupted run, and test the matrices of damage; KIND=transactions; or SEED=7 KIND=cluster
 ifdef SEED
 	$(BIN)/python tests/simulation/simulate.py --seed $(SEED) --seeds $(or $(SEEDS),1) --kind $(or $(KIND),cluster)
 else
-	$(BIN)/python tests/simulation/simulate.py --campaign $(or $(SEEDS),5000)
+	$(BIN)/python tests/simulation/simulate.py --campaign $(or $(SEEDS),5000) $(if $(KIND),--kind $(KIND))
 	$(BIN)/python -m pytest -q -n 2 -m every tests
 endif
 

@@ -35,7 +35,7 @@ def main() -> int:
         " the same source, kind and seed. In a program: KINDS[kind](seed).run() returns a Report or raises"
         " Violation."
     )
-    parser.add_argument("--kind", choices=sorted(KINDS), default="replication")
+    parser.add_argument("--kind", choices=sorted(KINDS), help="replication, or all kinds of a campaign")
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--seeds", type=int, default=1, help="how many, one after the other")
     parser.add_argument(
@@ -48,7 +48,9 @@ def main() -> int:
         "--code-fault", choices=sorted(CODE_FAULTS), help="replaces product code by a faulty version"
     )
     parser.add_argument(
-        "--campaign", type=int, help="so many fresh seeds of all kinds; resumes where it was stopped"
+        "--campaign",
+        type=int,
+        help="so many fresh seeds, of all kinds together or of --kind; resumes where it was stopped",
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes of a campaign")
     options = parser.parse_args()
@@ -56,7 +58,8 @@ def main() -> int:
         # Compiled classes cannot be patched.
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "TIDEMILL_PLAIN": "1"})
     if options.campaign:
-        return campaign.run(KINDS, options.campaign, options.jobs)
+        kinds = KINDS if options.kind is None else {options.kind: KINDS[options.kind]}
+        return campaign.run(kinds, options.campaign, options.jobs)
     with ExitStack() as stack:
         for patch in CODE_FAULTS[options.code_fault]() if options.code_fault else ():
             stack.enter_context(patch)
@@ -70,7 +73,7 @@ def simulate(options: argparse.Namespace) -> int:
     failed = 0
     for seed in range(options.seed, options.seed + options.seeds):
         try:
-            reports.append(KINDS[options.kind](seed, options.batches).run())
+            reports.append(KINDS[options.kind or "replication"](seed, options.batches).run())
         except Violation as problem:
             failed += 1
             print(str(problem).splitlines()[0] if options.go_on else problem, flush=True)

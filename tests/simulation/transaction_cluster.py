@@ -50,11 +50,12 @@ from tidemill.wire.messages.write_txn_markers import (
     WriteTxnMarkersRequest,
 )
 
-TRANSACTIONS = 30
-"""And until so many transactions were committed."""
+ENDS = 25
+"""And until so many transactions have ended."""
+ENDED = ("transactions ended by commit", "transactions ended by abort", "transactional producers fenced")
 PLAIN_BATCHES = 100
 """Acknowledged batches, with those of transactions."""
-PLAIN_PAUSE_S = 0.1
+PLAIN_PAUSE_S = 0.3
 TRANSACTION_SETTINGS = {
     "transaction.state.log.replication.factor": "3",
     "transaction.state.log.segment.bytes": "3000",
@@ -258,8 +259,8 @@ class TransactionCluster(FullCluster):
 
     @property
     def _is_done(self) -> bool:
-        committed = self.events.counts.get("transactions ended by commit", 0)
-        return super()._is_done and committed >= TRANSACTIONS
+        ends = sum(self.events.counts.get(end, 0) for end in ENDED)
+        return super()._is_done and ends >= ENDS
 
     def _look(self) -> None:
         super()._look()

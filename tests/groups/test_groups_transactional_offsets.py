@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 import pytest
 from coordinator_fixture import CoordinatorFixture, MemoryLog, turns
 
-from tidemill.coordinator_runtime.coordinator_effects import TransactionProducer
+from tidemill.coordinator_runtime.coordinator_effects import Now, TransactionProducer
 from tidemill.groups.coordinator_effects import CommitRequest, OffsetToCommit
+from tidemill.groups.group_coordinator_config import GroupCoordinatorConfig
+from tidemill.groups.group_metadata_manager import GroupMetadataManager
+from tidemill.groups.offset_records import CommittedOffset, OffsetRecord, TransactionalOffset
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.transaction_types import MarkerToWrite, ProducerIdAndEpoch
 
@@ -184,3 +188,52 @@ async def test_removed_offsets_do_not_come_back_with_the_end_of_a_transaction(
         assert await fixture.shown() == (None, False)
     async with Transactions(log) as after:
         assert await after.shown() == (None, False)
+
+
+NOW = Now(monotonic_ms=0, wall_ms=0)
+CONFIG = GroupCoordinatorConfig(unpacked_bytes_max=1 << 20)
+
+
+def add_offsets(machine: GroupMetadataManager, producer_id: int, partitions: Sequence[int]) -> None:
+    for partition in partitions:
+        record = OffsetRecord("g", "t", partition, CommittedOffset(partition))
+        machine.replay(TransactionalOffset(producer_id, record), NOW)
+
+
+def test_the_end_of_a_large_transaction_does_not_block_the_event_loop() -> None:
+    """The offsets become visible together, so the end of a transaction cannot pause."""
+    machine = GroupMetadataManager(CONFIG)
+    add_offsets(machine, 1, range(50_000))
+    began = time.process_time()
+    machine.transaction_ended(1, True, NOW)
+    assert time.process_time() - began < 0.1, "a microsecond or less for each offset"
+    assert machine.groups["g"].offset_count == 50_000
+    assert not machine.unstable("g")
+
+
+def test_offsets_that_take_effect_visit_no_transactions_of_other_partitions() -> None:
+    machine = GroupMetadataManager(CONFIG)
+    for producer_id in range(3_000):
+        add_offsets(machine, producer_id, [producer_id])
+    began = time.process_time()
+    for partition in range(3_000):
+        machine.replay(OffsetRecord("g", "t", partition, CommittedOffset(7)), NOW)
+    assert time.process_time() - began < 0.1, "microseconds for each offset, not one for each transaction"
+    assert not machine.unstable("g")
+    for producer_id in range(3_000):
+        machine.transaction_ended(producer_id, True, NOW)
+    assert {one.offset for one in machine.offsets("g")["t"].values()} == {7}
+
+
+def test_the_later_of_two_pending_offsets_counts_only_for_its_own_partition() -> None:
+    machine = GroupMetadataManager(CONFIG)
+    add_offsets(machine, 1, [0, 1])
+    add_offsets(machine, 2, [1, 2])
+    add_offsets(machine, 1, [2])
+    machine.transaction_ended(2, True, NOW)
+    assert (sorted(machine.offsets("g")["t"]), sorted(machine.unstable("g"))) == (
+        [1, 2],
+        [("t", 0), ("t", 2)],
+    )
+    machine.transaction_ended(1, False, NOW)
+    assert (sorted(machine.offsets("g")["t"]), sorted(machine.unstable("g"))) == ([1, 2], [])

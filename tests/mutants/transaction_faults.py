@@ -406,9 +406,9 @@ PENDING_OFFSETS: Final = (
     ),
     _fault(
         "aborted-offsets-take-effect",
-        _GROUPS,
-        "            if is_commit and record.value is not None:\n",
-        "            if record.value is not None:\n",
+        "groups/transactional_offsets.py",
+        "            if is_commit and offset is not None:\n                topic, partition = key\n",
+        "            if offset is not None:\n                topic, partition = key\n",
         "Offsets of an aborted transaction have no effect.",
     ),
     _fault(

@@ -184,8 +184,8 @@ class GroupMetadata:
         self.offsets: dict[str, dict[int, CommittedOffset]] = {}
         self.in_flight: Counter[tuple[str, int, bytes]] = Counter()
         """Partitions with commits that are being written to the log, with the ids of their topics."""
-        self.unstable: Counter[tuple[str, int]] = Counter()
-        """Partitions with offsets in open transactions, with the number of these."""
+        self.unstable: dict[tuple[str, int], tuple[int, ...]] = {}
+        """Partitions with offsets in open transactions, with the producer ids of these."""
         self.deleting = False
         """Whether the group's tombstones are being written to the log."""
         self.persisted = False

@@ -64,6 +64,7 @@ from tidemill.groups.rebalance import (
     sync_timer_fired,
     touch,
 )
+from tidemill.groups.transactional_offsets import TransactionalOffsets
 from tidemill.model.errors import ErrorCode
 from tidemill.model.transaction_types import MarkerToWrite
 
@@ -78,11 +79,9 @@ class GroupMetadataManager:
     def __init__(self, config: GroupCoordinatorConfig) -> None:
         self.config = config
         self.groups: dict[str, GroupMetadata] = {}
-        self.open_transactions: dict[int, dict[tuple[str, str, int], tuple[int, OffsetRecord]]] = {}
-        """By producer id and partition of a group: the number of the last record, and the record."""
+        self._transactional = TransactionalOffsets()
         self._replayed = 0
-        """The number of replayed records: among the offsets of a partition, that of the last record counts,
-        wherever the markers are."""
+        """The number of replayed records."""
         self._effects: list[Effect] = []
 
     def take_effects(self) -> list[Effect]:
@@ -219,7 +218,7 @@ class GroupMetadataManager:
             group = self.groups.get(group_id)
             if group is not None:
                 partitions = offset_commits.partitions_of_deleted_topics(
-                    group, topics, self._in_transactions(group, topics)
+                    group, topics, self._transactional.of_group(group, topics)
                 )
                 if partitions:
                     records.append(offset_commits.tombstones(group_id, partitions))
@@ -326,11 +325,13 @@ class GroupMetadataManager:
         """Applies a record of the log, in log order: once it is committed, or while loading."""
         self._replayed += 1
         if isinstance(record, TransactionalOffset):
-            self._replay_transactional(record.producer_id, record.record, now)
+            owner = self.groups.get(record.group) or self._create(record.group, now)
+            self._transactional.add(record.producer_id, owner, record.record, self._replayed)
             return
         group = self.groups.get(record.group)
         if isinstance(record, OffsetRecord):
-            self._drop_older(record, self._replayed)
+            if group is not None:
+                self._transactional.remove_older(group, (record.topic, record.partition), self._replayed)
             if record.value is not None:
                 group = group or self._create(record.group, now)
                 group.offsets.setdefault(record.topic, {})[record.partition] = record.value
@@ -345,49 +346,13 @@ class GroupMetadataManager:
         elif group is not None:
             self._remove(group, now)
 
-    def _replay_transactional(self, producer_id: int, record: OffsetRecord, now: Now) -> None:
-        """Keeps an offset until the end of its transaction."""
-        group = self.groups.get(record.group) or self._create(record.group, now)
-        key = (record.group, record.topic, record.partition)
-        waiting = self.open_transactions.setdefault(producer_id, {})
-        if key not in waiting:
-            group.unstable[record.topic, record.partition] += 1
-        waiting[key] = self._replayed, record
-
-    def _in_transactions(
-        self, group: GroupMetadata, topics: Collection[str]
-    ) -> Iterator[tuple[str, int, bytes]]:
-        """Yields the partitions of ``topics`` with offsets in open transactions, with their topics' ids."""
-        for topic, partition in group.unstable:
-            if topic not in topics:
-                continue
-            for waiting in self.open_transactions.values():
-                _, record = waiting.get((group.group_id, topic, partition), (0, None))
-                if record is not None and record.value is not None:
-                    yield topic, partition, record.value.topic_id
-
-    def _drop_older(self, record: OffsetRecord, number: int) -> None:
-        """Drops the offsets of open transactions for the same partition before record ``number``."""
-        key = (record.group, record.topic, record.partition)
-        group = self.groups.get(record.group)
-        if group is None or key[1:] not in group.unstable:
-            return
-        for waiting in self.open_transactions.values():
-            if key in waiting and waiting[key][0] < number:
-                del waiting[key]
-                subtract_counts(group.unstable, [key[1:]])
-
     def transaction_ended(self, producer_id: int, is_commit: bool, now: Now) -> None:
         """Applies the marker of a transaction, in log order: once it is committed, or while loading."""
-        for number, record in self.open_transactions.pop(producer_id, {}).values():
-            group = self.groups.get(record.group)
-            if group is None:
-                continue
-            subtract_counts(group.unstable, [(record.topic, record.partition)])
-            if is_commit and record.value is not None:
-                self._drop_older(record, number)
-                group.offsets.setdefault(record.topic, {})[record.partition] = record.value
-            self._drop_if_empty(group)
+        for group_id, pending in self._transactional.pop(producer_id).items():
+            group = self.groups.get(group_id)
+            if group is not None:
+                self._transactional.end(producer_id, group, pending, is_commit)
+                self._drop_if_empty(group)
 
     def _remove(self, group: GroupMetadata, now: Now) -> None:
         """Applies the group's tombstone; offsets without a tombstone stay, as those of simple consumers."""
@@ -420,7 +385,7 @@ class GroupMetadataManager:
                 fail_waiting_requests(group, member, context, ErrorCode.NOT_COORDINATOR, member.member_id)
             context.change_state(group, UNLOAD, "the partition has another leader")
         self.groups.clear()
-        self.open_transactions.clear()
+        self._transactional.clear()
 
     def client_error(self, done: Continuation, error: ErrorCode) -> ErrorCode:
         """Returns the error for clients when the append before ``done`` failed with ``error``."""

@@ -125,8 +125,8 @@ COORDINATOR: Final = (
     _fault(
         "decision-not-resumed",
         _MANAGER,
-        "        for name in sorted(self._prepared):\n",
-        "        for name in sorted(self._prepared)[:0]:\n",
+        "            if name in self.prepared and name not in self._unmarked:\n",
+        "            if False:\n",
         "A new coordinator writes the markers of decided transactions.",
     ),
     _fault(

@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import pytest
 
-from tidemill.coordinator_runtime.coordinator_interfaces import CoordinatorEndpoint
+from tidemill.coordinator_runtime.coordinator_interfaces import CoordinatorEndpoint, CoordinatorLog
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.event_loop_slices import ITEMS_PER_SLICE
 from tidemill.model.transaction_types import MarkerToWrite, ProducerIdAndEpoch
 from tidemill.model.types import TopicPartition
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
+from tidemill.records.builder import BatchBuilder
 from tidemill.transactions.coordinator_effects import AddPartitionsRequest, InitProducerIdRequest
 from tidemill.transactions.producer_id_manager import ProducerIdManager
 from tidemill.transactions.transaction_coordinator import TransactionConfig, TransactionCoordinator
+from tidemill.transactions.transaction_log import TransactionRecord
 from tidemill.transactions.transaction_marker_channel_manager import PartitionMarker
-from tidemill.transactions.transaction_metadata import TransactionState
+from tidemill.transactions.transaction_metadata import TransactionMetadata, TransactionState
 
 P0 = TopicPartition("t", 0)
 
 
-class EmptyLog:
-    """A log that commits each batch at once, and is empty when it is loaded."""
+class FixedLog:
+    """A log that commits each batch at once, and has ``batches`` when it is loaded."""
+
+    def __init__(self, *batches: bytes) -> None:
+        self.batches = batches
 
     async def append(self, partition: int, batch: bytes) -> None: ...
 
     async def append_marker(self, partition: int, marker: MarkerToWrite) -> None: ...
 
     async def read(self, partition: int) -> AsyncIterator[bytes]:
-        batches: tuple[bytes, ...] = ()
-        for batch in batches:
+        for batch in self.batches:
             yield batch
 
 
@@ -58,8 +62,8 @@ class NoLeaders:
     def leader(self, partition: TopicPartition) -> int | None:
         return None
 
-    def is_deleted(self, partition: TopicPartition) -> bool:
-        return False
+    async def deleted(self, partitions: Collection[TopicPartition]) -> Collection[TopicPartition]:
+        return ()
 
     async def write(
         self, broker_id: int, markers: Sequence[PartitionMarker]
@@ -79,11 +83,10 @@ class Allocation:
         return 100, 10_000
 
 
-@asynccontextmanager
-async def started(allocation: Allocation) -> AsyncIterator[TransactionCoordinator]:
-    """A coordinator that has loaded its partition."""
-    coordinator = TransactionCoordinator(
-        log=EmptyLog(),
+def coordinator_of(allocation: Allocation, log: CoordinatorLog) -> TransactionCoordinator:
+    """A coordinator that leads no partition yet."""
+    return TransactionCoordinator(
+        log=log,
         topic=OnePartition(),
         config=TransactionConfig(unpacked_bytes_max=UNPACKED_BYTES_MAX),
         producer_ids=ProducerIdManager(allocation.allocate),
@@ -91,6 +94,12 @@ async def started(allocation: Allocation) -> AsyncIterator[TransactionCoordinato
         transaction_version=lambda: 2,
         clock=SystemClock(),
     )
+
+
+@asynccontextmanager
+async def started(allocation: Allocation) -> AsyncIterator[TransactionCoordinator]:
+    """A coordinator that has loaded its partition."""
+    coordinator = coordinator_of(allocation, FixedLog())
     coordinator.runtime.become_leader(0, 1)
     await coordinator.runtime.wait_loaded(10)
     try:
@@ -151,3 +160,63 @@ async def test_many_transactions_that_time_out_are_aborted_in_slices() -> None:
         assert {one.state for one in machine.transactions.values()} == {TransactionState.PREPARE_ABORT}
         steps = [after - before for before, after in pairwise(decided)]
         assert max(steps) <= ITEMS_PER_SLICE
+
+
+def decided(name: str, *partitions: TopicPartition) -> TransactionRecord:
+    """The record of a transaction that a coordinator has decided to commit."""
+    state = TransactionState.PREPARE_COMMIT
+    return TransactionRecord(name, TransactionMetadata(7, 1, 60_000, state, frozenset(partitions), 0))
+
+
+def batch_of(records: Sequence[TransactionRecord]) -> bytes:
+    builder = BatchBuilder()
+    for record in records:
+        builder.append(0, record.key_bytes(), record.value_bytes())
+    return builder.build()
+
+
+@asynccontextmanager
+async def loading(log: CoordinatorLog) -> AsyncIterator[TransactionCoordinator]:
+    """A coordinator that begins to load its partition."""
+    coordinator = coordinator_of(Allocation(), log)
+    coordinator.runtime.become_leader(0, 1)
+    try:
+        yield coordinator
+    finally:
+        await coordinator.runtime.stop()
+
+
+@pytest.mark.parametrize("partition_count", [1, 100])
+async def test_the_markers_of_decided_transactions_are_sent_in_slices_after_a_load(
+    partition_count: int,
+) -> None:
+    partitions = [TopicPartition("t", number) for number in range(partition_count)]
+    count = 3 * ITEMS_PER_SLICE // partition_count
+    log = FixedLog(batch_of([decided(f"id-{number}", *partitions) for number in range(count)]))
+    async with loading(log) as coordinator, asyncio.timeout(60):
+        sent = await in_turns(lambda: coordinator.markers.unfinished, count * partition_count)
+        steps = [after - before for before, after in pairwise(sent)]
+        assert max(steps) <= ITEMS_PER_SLICE
+
+
+async def test_no_markers_are_sent_after_another_broker_has_become_the_coordinator() -> None:
+    log = FixedLog(batch_of([decided(f"id-{number}", P0) for number in range(3 * ITEMS_PER_SLICE)]))
+    async with loading(log) as coordinator, asyncio.timeout(60):
+        await in_turns(lambda: coordinator.markers.unfinished > 0, True)
+        assert coordinator.markers.unfinished <= ITEMS_PER_SLICE
+        coordinator.runtime.resign(0, 2)
+        await in_turns(lambda: coordinator.markers.unfinished, 0)
+        await coordinator.runtime.wait_loaded(10)
+        assert coordinator.markers.unfinished == 0
+
+
+async def test_requests_for_a_decided_transaction_wait_before_its_markers_are_sent() -> None:
+    last = f"id-{3 * ITEMS_PER_SLICE}"
+    names = [*(f"id-{number}" for number in range(3 * ITEMS_PER_SLICE)), last]
+    log = FixedLog(batch_of([decided(name, P0) for name in names]))
+    async with loading(log) as coordinator, asyncio.timeout(60):
+        await in_turns(lambda: coordinator.markers.unfinished > 0, True)
+        assert coordinator.markers.unfinished <= ITEMS_PER_SLICE
+        refused = await coordinator.init_producer_id(init_request(last))
+        assert refused.error is ErrorCode.CONCURRENT_TRANSACTIONS
+        await in_turns(lambda: coordinator.markers.unfinished, len(names))

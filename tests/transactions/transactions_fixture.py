@@ -128,6 +128,7 @@ class MachineFixture:
             after.machine.replay(loaded, after.now)
         after.log = list(self.log)
         after.machine.loaded(after.now)
+        after.machine.send_loaded_markers(list(after.machine.prepared), after.now)
         after.run()
         return after
 

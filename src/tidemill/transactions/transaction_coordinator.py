@@ -21,7 +21,7 @@ from tidemill.coordinator_runtime.state_machine import Loader
 from tidemill.coordinator_runtime.timers import ShardTimerKey
 from tidemill.coordinator_runtime.value_classes import Value
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.event_loop_slices import ITEMS_PER_SLICE, slices_of
+from tidemill.model.event_loop_slices import ITEMS_PER_SLICE, slices_by_weight, slices_of
 from tidemill.model.system_interfaces import Clock
 from tidemill.model.transaction_types import NO_TIMEOUT_MS, ProducerIdAndEpoch
 from tidemill.model.types import TopicPartition
@@ -144,7 +144,14 @@ class TransactionCoordinator:
         return TransactionLoader(shard.machine, shard.partition, self.config.unpacked_bytes_max)
 
     async def loaded(self, shard: TransactionShard) -> None:
-        """Nothing is left to do after a load."""
+        """Sends the markers of the transactions that a former coordinator has decided, in slices."""
+        machine = shard.machine
+        for names in slices_by_weight(list(machine.prepared), machine.marker_count, ITEMS_PER_SLICE):
+            if not shard.is_active:
+                return
+            machine.send_loaded_markers(names, shard.now())
+            shard.perform_effects()
+            await asyncio.sleep(0)
 
     def perform(
         self, shard: TransactionShard, effect: AllocateProducerId | SendMarkers | TransactionEnded

@@ -117,8 +117,8 @@ class TransactionStateManager:
         """The requests that wait for the end of an earlier one, by transactional id."""
         self.ongoing: dict[str, int] = {}
         """The ids with an open transaction, which may time out; and its start, in wall clock milliseconds."""
-        self._prepared: set[str] = set()
-        """The ids whose transaction is decided, and may lack markers."""
+        self.prepared: dict[str, None] = {}
+        """The ids whose transaction is decided, and may lack markers, in the order of the decisions."""
         self._unmarked: dict[str, set[TopicPartition]] = {}
         """The partitions without a marker yet, by transactional id."""
         self._transaction_version = transaction_version
@@ -513,21 +513,30 @@ class TransactionStateManager:
         if metadata is None:
             self.transactions.pop(name, None)
             self.ongoing.pop(name, None)
-            self._prepared.discard(name)
+            self.prepared.pop(name, None)
             self._unmarked.pop(name, None)
             return
         self.transactions[name] = metadata
         self.ongoing.pop(name, None)
-        self._prepared.discard(name)
+        self.prepared.pop(name, None)
         if metadata.state is TransactionState.ONGOING:
             self.ongoing[name] = metadata.start_ms
         elif metadata.state in PREPARED:
-            self._prepared.add(name)
+            self.prepared[name] = None
 
     def loaded(self, now: Now) -> None:
-        """Called after the log was replayed to its end: writes the markers of decided transactions."""
-        for name in sorted(self._prepared):
-            self._send_markers(name, self.transactions[name], now)
+        """Called after the log was replayed to its end; :meth:`send_loaded_markers` follows in slices."""
+
+    def marker_count(self, name: str) -> int:
+        """The number of markers that a transaction has, or would have."""
+        found = self.transactions.get(name)
+        return 0 if found is None else len(found.partitions)
+
+    def send_loaded_markers(self, names: Iterable[str], now: Now) -> None:
+        """Writes the markers of those of the transactions that a former coordinator has decided."""
+        for name in names:
+            if name in self.prepared and name not in self._unmarked:
+                self._send_markers(name, self.transactions[name], now)
 
     def unload(self, now: Now) -> None:
         """Drops all transactions, which another broker coordinates now."""
@@ -540,7 +549,7 @@ class TransactionStateManager:
                 self._reply(deferred.waiter, deferred.refusal.replace(error=ErrorCode.NOT_COORDINATOR))
         self.pending.clear()
         self.ongoing.clear()
-        self._prepared.clear()
+        self.prepared.clear()
         for held in (self._awaited, self._deferred, self.transactions, self._unmarked):
             held.clear()
 

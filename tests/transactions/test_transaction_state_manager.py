@@ -7,10 +7,15 @@ from collections.abc import Callable
 import pytest
 from transactions_fixture import EXPIRATION_MS, P0, P1, MachineFixture
 
+from record_builders import build_batch
+from tidemill.log.producer_state_manager import ProducerStateManager
 from tidemill.model.errors import ErrorCode
 from tidemill.model.transaction_types import NO_TIMEOUT_MS, ProducerIdAndEpoch
+from tidemill.records.batch import parse_batch
 from tidemill.transactions.coordinator_effects import ProducerResult
+from tidemill.transactions.transaction_log import TransactionRecord
 from tidemill.transactions.transaction_metadata import (
+    EPOCH_BUMP_VERSION,
     FENCED_EPOCH,
     LAST_EPOCH,
     TransactionState,
@@ -489,3 +494,49 @@ def test_no_producer_gets_the_epoch_that_fences() -> None:
     assert fixture.end_transaction((101, LAST_EPOCH), False) == error(ErrorCode.PRODUCER_FENCED)
     assert fixture.add((101, FENCED_EPOCH)) is ErrorCode.PRODUCER_FENCED
     assert fixture.init() == result(102, 0)
+
+
+@pytest.mark.parametrize("end", ["timeout", "init", "commit", "decided before the load"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_transaction_with_the_epoch_that_fences_ends_with_a_marker_that_leaders_accept(
+    end: str, version: int
+) -> None:
+    """Apache Kafka 4.0 may have left one open. Its marker cannot have a higher epoch."""
+    fixture = MachineFixture(version)
+    fixture.init()
+    state = TransactionState.PREPARE_ABORT if end == "decided before the load" else TransactionState.ONGOING
+    open_one = fixture.state()._replace(
+        state=state,
+        producer_epoch=FENCED_EPOCH,
+        partitions=frozenset({P0}),
+        start_ms=fixture.now.wall_ms,
+        client_version=version,
+    )
+    fixture.log.append(TransactionRecord("x", open_one))
+    fixture = fixture.restart()
+    if end == "timeout":
+        fixture.now_ms += 100_000
+        assert fixture.abort_timed_out() == 1
+        fixture.run()
+    elif end == "init":
+        assert fixture.init() == error(ErrorCode.CONCURRENT_TRANSACTIONS)
+    elif end == "commit":
+        assert fixture.end_transaction((101, FENCED_EPOCH), True).error is NONE
+    [sent] = fixture.markers
+    assert sent.marker.producer == (101, FENCED_EPOCH)
+    assert sent.marker.is_commit == (end == "commit")
+    leader = ProducerStateManager("t-0")
+    data = build_batch(
+        [(0, b"key", b"value", None)],
+        producer_id=101,
+        producer_epoch=FENCED_EPOCH,
+        base_sequence=0,
+        transactional=True,
+    )
+    leader.apply(parse_batch(data, 0, len(data)), None, 0, 0, 0)
+    assert leader.has_transaction(101, FENCED_EPOCH)
+    leader.check_marker(*sent.marker.producer, 1, sent.marker.client_version >= EPOCH_BUMP_VERSION)
+    fixture.write_markers()
+    after = fixture.init()
+    assert (after.error, after.producer_id != 101) == (NONE, True)
+    assert fixture.add((after.producer_id, after.epoch)) is NONE

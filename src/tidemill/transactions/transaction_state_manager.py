@@ -56,6 +56,7 @@ from tidemill.transactions.transaction_log import TransactionRecord
 from tidemill.transactions.transaction_metadata import (
     ENDED,
     EPOCH_BUMP_VERSION,
+    FENCED_EPOCH,
     LAST_EPOCH,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
@@ -441,7 +442,7 @@ class TransactionStateManager:
             transactional_id=name,
             producer=_producer_of(found),
             is_commit=found.state is TransactionState.PREPARE_COMMIT,
-            client_version=found.client_version,
+            client_version=_marker_version(found),
         )
         self._effects.append(SendMarkers(marker=marker, partitions=sorted(found.partitions)))
 
@@ -661,6 +662,19 @@ class TransactionStateManager:
 
 def _producer_of(found: TransactionMetadata) -> ProducerIdAndEpoch:
     return ProducerIdAndEpoch(found.producer_id, found.producer_epoch)
+
+
+def _marker_version(found: TransactionMetadata) -> int:
+    """Returns the transaction version of the marker, by which leaders compare its epoch.
+
+    From version 2 on the epoch must be higher than that of the transaction. A transaction that Apache Kafka
+    began with the epoch that fences has no higher one, so its marker has version 1, whose epoch may be equal.
+    That is safe for every marker with this epoch, because no later transaction of the producer id can exist.
+    Apache Kafka aborts with the same epoch, and its leaders refuse a marker of version 2.
+    """
+    if found.producer_epoch == FENCED_EPOCH:
+        return min(found.client_version, EPOCH_BUMP_VERSION - 1)
+    return found.client_version
 
 
 def _end_result(found: TransactionMetadata, client_version: int) -> ProducerResult:

@@ -25,7 +25,7 @@ from tidemill.broker.kafka_apis import ApiRequestHandler, KafkaApis
 from tidemill.broker.large_fetches import LargeFetches
 from tidemill.broker.large_requests import LargeRequestQueue
 from tidemill.broker.produce_handler import ProduceHandler
-from tidemill.broker.produce_validation import ProduceValidation
+from tidemill.broker.produce_validation import ProduceValidation, Verifier, no_verifier
 from tidemill.log.aborted_transactions import AbortedTransactions
 from tidemill.log.log_config import LogConfig
 from tidemill.log.log_manager import LogManager
@@ -132,6 +132,7 @@ class Bench:
         sessions_max: int = 10,
         in_slices: bool = False,
         converts: bool = False,
+        verify: Verifier = no_verifier,
     ) -> None:
         self.directory = directory
         self.loop = asyncio.new_event_loop()
@@ -152,7 +153,7 @@ class Bench:
         )
         self.deadlines = Deadlines(self.loop)
         self.memory = MemoryPool(self.loop, REQUEST_BYTES_MAX)
-        self.preparation = ProduceValidation(self.loop, self.pool, self.memory)
+        self.preparation = ProduceValidation(self.loop, self.pool, self.memory, verify=verify)
         topics = self.manager.topics
         self.produces = ProduceHandler(topics, self.clock, self.deadlines, self.preparation, self.memory)
         self.manager.write_back.listeners.append(self.produces.set_congested)

@@ -203,28 +203,63 @@ class Coordinator(AddPartitionsToTxnManager):
     ],
 )
 def test_batches_behind_an_unverified_one_are_not_stored_before_it(
-    bench: Bench, version: int, error: ErrorCode, refusal: ErrorCode
+    tmp_path: Path, version: int, error: ErrorCode, refusal: ErrorCode
 ) -> None:
     """The coordinator may answer for the second batch of a transaction, and not for the first."""
     coordinator = Coordinator()
-    bench.preparation._verify = coordinator.verify
-    client = bench.client()
+    with bench_in(tmp_path, verify=coordinator.verify) as bench:
+        client = bench.client()
 
-    def write(sequence: int) -> int:
-        data = batch(
-            b"%d" % sequence, producer_id=7, producer_epoch=0, base_sequence=sequence, transactional=True
-        )
-        request = produce_request(version, {("t", 0): data})
-        request.transactional_id = "x"
-        client.send(ApiKey.PRODUCE, version, request)
-        return int(client.produced(version)[0].error_code)
+        def write(sequence: int) -> int:
+            data = batch(
+                b"%d" % sequence, producer_id=7, producer_epoch=0, base_sequence=sequence, transactional=True
+            )
+            request = produce_request(version, {("t", 0): data})
+            request.transactional_id = "x"
+            client.send(ApiKey.PRODUCE, version, request)
+            return int(client.produced(version)[0].error_code)
 
-    coordinator.error = error
-    assert write(0) == refusal
-    coordinator.error = ErrorCode.NONE
-    assert write(1) == refusal
-    assert [write(0), write(1)] == [0, 0]
-    assert stored(bench) == [b"0", b"1"]
+        coordinator.error = error
+        assert write(0) == refusal
+        coordinator.error = ErrorCode.NONE
+        assert write(1) == refusal
+        assert [write(0), write(1)] == [0, 0]
+        assert stored(bench) == [b"0", b"1"]
+
+
+def of_epoch(epoch: int, sequence: int) -> Batch:
+    data = batch(b"a", producer_id=7, producer_epoch=epoch, base_sequence=sequence)
+    return parse_batch(data, 0, len(data))
+
+
+def test_a_fenced_producer_does_not_replace_the_rejection_of_its_successor(bench: Bench) -> None:
+    rejected = RejectedBatches()
+    error = KafkaError("one replica", ErrorCode.NOT_ENOUGH_REPLICAS)
+    note(rejected, of_epoch(1, 0), error)
+    note(rejected, of_epoch(0, 5), error)
+    with pytest.raises(KafkaError, match="with sequence 0, was rejected"):
+        rejected.check(RECORDS, bench.partition(), of_epoch(1, 1), 1)
+    rejected.check(RECORDS, bench.partition(), of_epoch(0, 6), 1)
+    with pytest.raises(KafkaError, match="with sequence 0, was rejected"):
+        rejected.check(RECORDS, bench.partition(), of_epoch(1, 1), 1)
+
+
+def test_a_later_epoch_replaces_the_rejection_of_the_epoch_before(bench: Bench) -> None:
+    rejected = RejectedBatches()
+    error = KafkaError("one replica", ErrorCode.NOT_ENOUGH_REPLICAS)
+    note(rejected, of_epoch(0, 5), error)
+    note(rejected, of_epoch(1, 0), error)
+    with pytest.raises(KafkaError, match="with sequence 0, was rejected"):
+        rejected.check(RECORDS, bench.partition(), of_epoch(1, 1), 1)
+
+
+def test_an_expired_rejection_of_a_later_epoch_is_replaced(bench: Bench) -> None:
+    rejected = RejectedBatches()
+    error = KafkaError("one replica", ErrorCode.NOT_ENOUGH_REPLICAS)
+    note(rejected, of_epoch(1, 0), error)
+    note(rejected, of_epoch(0, 5), error, int(REJECTION_MS))
+    with pytest.raises(KafkaError, match="with sequence 5, was rejected"):
+        rejected.check(RECORDS, bench.partition(), of_epoch(0, 6), int(REJECTION_MS))
 
 
 def test_sequences_wrap_around(bench: Bench) -> None:

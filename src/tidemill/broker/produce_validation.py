@@ -31,7 +31,8 @@ Verifier: TypeAlias = Callable[[AdmittedRequest], Awaitable[list[AdmissionResult
 """Verifies the partitions of a request with guards. Returns them, or their refusals."""
 
 
-async def _no_verifier(admitted: AdmittedRequest) -> list[AdmissionResult]:
+async def no_verifier(admitted: AdmittedRequest) -> list[AdmissionResult]:
+    """Refuses every request with guards, for a handler that serves no transactions."""
     raise RuntimeError("a batch begins a transaction, which nothing verifies")
 
 
@@ -44,7 +45,7 @@ class ProduceValidation(BackgroundPreparation):
         workers: Executor,
         memory: MemoryPool,
         conversions: ConversionWorkers | None = None,
-        verify: Verifier = _no_verifier,
+        verify: Verifier = no_verifier,
     ) -> None:
         self.loop = loop
         self.workers = workers

@@ -84,10 +84,13 @@ class RejectedBatches:
             return  # No topic can have such a name.
         key: Key = (topic, int(records.index), int(batch.producer_id))
         before = self.rejections.get(key)
+        is_recent = before is not None and now_ms - before.at_ms < REJECTION_MS
+        if before is not None and is_recent and before.epoch > batch.producer_epoch:
+            return  # It is from a fenced producer, and the rejection from its successor.
         if (
             before is not None
+            and is_recent
             and before.epoch == batch.producer_epoch
-            and now_ms - before.at_ms < REJECTION_MS
             and is_later(batch.base_sequence, before.sequence)
             and (partition is None or awaits(partition.log.producer_state, batch, before))
         ):
@@ -109,11 +112,10 @@ class RejectedBatches:
         before = self.rejections.get(key)
         if before is None:
             return
-        if (
-            before.epoch != batch.producer_epoch
-            or now_ms - before.at_ms >= REJECTION_MS
-            or batch.base_sequence == before.sequence
-        ):
+        is_recent = now_ms - before.at_ms < REJECTION_MS
+        if is_recent and before.epoch > batch.producer_epoch:
+            return  # The batch is from a fenced producer.
+        if not is_recent or before.epoch != batch.producer_epoch or batch.base_sequence == before.sequence:
             del self.rejections[key]
             return
         if is_later(batch.base_sequence, before.sequence) and awaits(state, batch, before):

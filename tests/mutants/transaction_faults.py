@@ -428,15 +428,15 @@ PENDING_OFFSETS: Final = (
     _fault(
         "loaded-abort-commits-offsets",
         "groups/offsets_loader.py",
-        "int(batch.producer_id), kind == COMMIT, now)",
-        "int(batch.producer_id), True, now)",
+        "int(stored.producer_id), kind == COMMIT)",
+        "int(stored.producer_id), True)",
         "A new coordinator drops the offsets of aborted transactions.",
     ),
     _fault(
         "loaded-offsets-take-effect-at-once",
         "groups/offsets_loader.py",
-        "        if batch is not None and batch.is_transactional and isinstance(change, OffsetRecord):\n",
-        "        if False:\n",
+        "    if stored.is_transactional and isinstance(change, OffsetRecord):\n",
+        "    if False:\n",
         "A new coordinator keeps the offsets of open transactions pending.",
     ),
     _fault(

@@ -31,7 +31,9 @@ from tidemill.model.task_set import TaskSet
 from tidemill.net.deadlines import Scheduler
 
 LOAD_SLICE_RECORDS: Final = 500
-"""Records that are replayed before other tasks get the event loop: about two milliseconds."""
+"""Records that are replayed before other tasks get the event loop: some milliseconds."""
+LOAD_SLICE_BYTES: Final = 256 * 1024
+"""The same in bytes: a group with many members is one large record."""
 
 
 class Coordinator(ShardListener[MachineT], Protocol[MachineT]):
@@ -154,12 +156,13 @@ class CoordinatorRuntime(Generic[MachineT]):
         shard.reset()
         loader = self._coordinator.loader(shard)
         try:
+            records = size = 0
             async for data in self._log.read(shard.partition):
-                remaining = LOAD_SLICE_RECORDS
-                for _ in loader.replay(data, shard.now()):
-                    remaining -= 1
-                    if remaining == 0:
-                        remaining = LOAD_SLICE_RECORDS
+                for step_bytes in loader.replay(data, shard.now()):
+                    records += 1
+                    size += step_bytes
+                    if records >= LOAD_SLICE_RECORDS or size >= LOAD_SLICE_BYTES:
+                        records = size = 0
                         await asyncio.sleep(0)
                         if shard.is_closed:
                             return

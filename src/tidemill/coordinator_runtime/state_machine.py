@@ -96,6 +96,6 @@ class Loader(Protocol):
     offset: int
     """The offset of the batch or record that was read last; -1 before the first one."""
 
-    def replay(self, data: bytes, now: Now) -> Iterator[None]:
-        """Replays the batches in ``data``; yields after each record, so that other tasks can run."""
+    def replay(self, data: bytes, now: Now) -> Iterator[int]:
+        """Replays the batches in ``data``; yields the bytes of each step, after which other tasks can run."""
         ...

@@ -166,9 +166,9 @@ class GroupCoordinator:
     def loader(self, shard: GroupShard) -> Loader:
         """Returns the loader for the state machine of ``shard``."""
         # Imported late: a broker without groups decodes no records.
-        from tidemill.groups.offsets_loader import OffsetsLoader
+        from tidemill.groups.offsets_loader import offsets_loader
 
-        return OffsetsLoader(shard.machine, shard.partition, self.config.unpacked_bytes_max)
+        return offsets_loader(shard.machine, shard.partition, self.config.unpacked_bytes_max)
 
     async def loaded(self, shard: GroupShard) -> None:
         """Handles the deletions of topics that came during the load."""

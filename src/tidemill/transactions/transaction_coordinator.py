@@ -139,9 +139,9 @@ class TransactionCoordinator:
     def loader(self, shard: TransactionShard) -> Loader:
         """Returns the loader for the state machine of ``shard``."""
         # Imported late: a broker without transactions decodes no records.
-        from tidemill.transactions.transaction_loader import TransactionLoader
+        from tidemill.transactions.transaction_loader import transaction_loader
 
-        return TransactionLoader(shard.machine, shard.partition, self.config.unpacked_bytes_max)
+        return transaction_loader(shard.machine, shard.partition, self.config.unpacked_bytes_max)
 
     async def loaded(self, shard: TransactionShard) -> None:
         """Sends the markers of the transactions that a former coordinator has decided, in slices."""

@@ -8,7 +8,7 @@ in which they are emitted.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import Generic, NewType, Protocol, TypeVar
+from typing import Generic, NewType, Protocol, TypeAlias, TypeVar
 
 from tidemill.coordinator_runtime.value_classes import Value
 from tidemill.model.transaction_types import MarkerToWrite, ProducerIdAndEpoch
@@ -17,8 +17,8 @@ Waiter = NewType("Waiter", object)
 """The receiver of a response."""
 
 ResponseT = TypeVar("ResponseT")
-RecordT = TypeVar("RecordT")
-ThenT = TypeVar("ThenT")
+RecordT_co = TypeVar("RecordT_co", covariant=True)
+ThenT_co = TypeVar("ThenT_co", covariant=True)
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
@@ -69,18 +69,22 @@ class CancelTimer(Value, Generic[KeyT]):
     key: KeyT
 
 
-class Append(Value, Generic[RecordT, ThenT]):
+class Append(Value, Generic[RecordT_co, ThenT_co]):
     """Records for the log, in one batch where these are few; they are created when they are iterated.
 
     Once they are committed, they are replayed if ``replay`` is set (some state is in memory already). Then
     the state machine receives ``then``; when the write failed, it gets ``then`` with the error.
     """
 
-    records: Iterable[RecordT]
+    records: Iterable[RecordT_co]
     """May be an iterator."""
-    then: ThenT
+    then: ThenT_co
     replay: bool
     producer: TransactionProducer | None = None
     """The producer of a transaction that the records belong to."""
     marker: MarkerToWrite | None = None
     """The marker of a transaction to append instead of records."""
+
+
+AnyAppend: TypeAlias = Append[CoordinatorRecord, object]
+"""An append of any coordinator. The runtime encodes its records, and passes its continuation on."""

@@ -13,9 +13,10 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable
 from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from tidemill.coordinator_runtime.coordinator_effects import (
+    AnyAppend,
     Append,
     CancelTimer,
     CoordinatorRecord,
@@ -60,7 +61,6 @@ TRANSITIONS: Final = TransitionTable(
     ],
 )
 
-AnyAppend: TypeAlias = Append[Any, Any]
 ResponseT = TypeVar("ResponseT")
 
 
@@ -71,8 +71,8 @@ class CoordinatorInvariantError(TidemillError):
 class ShardListener(Protocol[MachineT]):
     """The coordinator of the shards."""
 
-    def perform(self, shard: CoordinatorShard[MachineT], effect: Any) -> None:
-        """Performs an effect that only the coordinator knows."""
+    def perform(self, shard: CoordinatorShard[MachineT], effect: object) -> None:
+        """Performs an effect that only the coordinator knows. Raises CoordinatorInvariantError for others."""
         ...
 
     def timer_set(self, key: ShardTimerKey) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from itertools import islice
-from typing import Any
 
 from tidemill.coordinator_runtime.coordinator_effects import (
-    Append,
+    AnyAppend,
     CoordinatorRecord,
     TransactionProducer,
 )
@@ -20,7 +19,7 @@ class Outgoing:
 
     __slots__ = ("_following", "_records", "effect")
 
-    def __init__(self, effect: Append[Any, Any]) -> None:
+    def __init__(self, effect: AnyAppend) -> None:
         self.effect = effect
         self._records = iter(effect.records)
         self._following = list(islice(self._records, 1))
@@ -59,8 +58,8 @@ class Write:
         self.batch = b""
         """The result of the builder, once the append has begun."""
         self.records: list[CoordinatorRecord] = []
-        self.ending: list[Append[Any, Any]] = []
-        self.continued: Append[Any, Any] | None = None
+        self.ending: list[AnyAppend] = []
+        self.continued: AnyAppend | None = None
         """The effect whose records continue in the next batch: it fails when this batch fails."""
         self.deadline_ms = deadline_ms
         self.responded = False

@@ -21,7 +21,7 @@ from tidemill.coordinator_runtime.coordinator_interfaces import (
     CoordinatorTopic,
 )
 from tidemill.coordinator_runtime.coordinator_runtime import CoordinatorRuntime
-from tidemill.coordinator_runtime.coordinator_shard import CoordinatorShard
+from tidemill.coordinator_runtime.coordinator_shard import CoordinatorInvariantError, CoordinatorShard
 from tidemill.coordinator_runtime.state_machine import Loader
 from tidemill.coordinator_runtime.timers import ShardTimerKey
 from tidemill.groups.coordinator_effects import (
@@ -176,8 +176,10 @@ class GroupCoordinator:
         while deletions:
             await self._topics_deleted(shard, deletions.popleft())
 
-    def perform(self, shard: GroupShard, effect: StateChanged) -> None:
+    def perform(self, shard: GroupShard, effect: object) -> None:
         """Logs a change of a group's state."""
+        if not isinstance(effect, StateChanged):
+            raise CoordinatorInvariantError(f"a group coordinator cannot perform {effect!r}")
         if effect.after is GroupState.STABLE:
             self.rebalances += 1
         logger.log(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tidemill.coordinator_runtime.coordinator_interfaces import CoordinatorLog, CoordinatorTopic
 from tidemill.coordinator_runtime.coordinator_runtime import CoordinatorRuntime
-from tidemill.coordinator_runtime.coordinator_shard import CoordinatorShard
+from tidemill.coordinator_runtime.coordinator_shard import CoordinatorInvariantError, CoordinatorShard
 from tidemill.coordinator_runtime.state_machine import Loader
 from tidemill.coordinator_runtime.timers import ShardTimerKey
 from tidemill.coordinator_runtime.value_classes import Value
@@ -153,14 +153,14 @@ class TransactionCoordinator:
             shard.perform_effects()
             await asyncio.sleep(0)
 
-    def perform(
-        self, shard: TransactionShard, effect: AllocateProducerId | SendMarkers | TransactionEnded
-    ) -> None:
+    def perform(self, shard: TransactionShard, effect: object) -> None:
         """Allocates a producer id, sends markers, or counts a transaction that ended."""
         if isinstance(effect, AllocateProducerId):
             self.runtime.tasks.start(self._allocate_producer_id(shard, effect.transactional_id))
         elif isinstance(effect, SendMarkers):
             self._send_markers(shard, effect)
+        elif not isinstance(effect, TransactionEnded):
+            raise CoordinatorInvariantError(f"a transaction coordinator cannot perform {effect!r}")
         elif effect.is_commit:
             self.commits += 1
         else:

@@ -447,6 +447,9 @@ PENDING_OFFSETS: Final = (
         "            if False:\n                return dict.fromkeys(offsets, error)\n        return await",
         "Offsets are refused if their partition is not in the transaction.",
     ),
+)
+
+COMPACTED: Final = (
     _fault(
         "aborted-records-not-compacted",
         "log/cleaned_transaction_metadata.py",
@@ -454,6 +457,27 @@ PENDING_OFFSETS: Final = (
         "        if False:\n",
         "Compaction removes the records of aborted transactions.",
     ),
+    _fault(
+        "aborted-records-replace-others",
+        "log/cleaner_passes.py",
+        "                elif not (batch.is_transactional and transactions.is_aborted(batch)):\n",
+        "                elif not transactions.is_aborted(batch) or True:\n",
+        "A record of an aborted transaction replaces no record of its key.",
+    ),
+    _fault(
+        "open-transactions-compacted",
+        "log/log_cleaner_manager.py",
+        "min(int(log.last_stable_offset(high_watermark)), ",
+        "min(high_watermark, ",
+        "Compaction stops at the last stable offset: an open transaction may be aborted.",
+    ),
+    _fault(
+        "marker-removed-with-records",
+        "log/cleaner_passes.py",
+        "            discarded = marker_may_go and batch.has_delete_horizon and batch.base",
+        "            discarded = marker_may_go or batch.has_delete_horizon and batch.base",
+        "A marker stays for delete.retention.ms after the last record of its transaction.",
+    ),
 )
 
-TRANSACTIONS: Final = (*COORDINATOR, *MARKERS, *PARTITIONS, *PENDING_OFFSETS)
+TRANSACTIONS: Final = (*COORDINATOR, *MARKERS, *PARTITIONS, *PENDING_OFFSETS, *COMPACTED)

@@ -59,10 +59,16 @@ class CompactionPromise:
         """Tombstones that a replica has removed: their keys by offset."""
         self._missed: defaultdict[PartitionKey, set[int]] = defaultdict(set)
         """Those of them that another replica did not have then, or has lost since."""
+        self.aborted: dict[PartitionKey, frozenset[str]] = {}
+        """The messages of aborted transactions, at the end."""
 
     def is_compacted(self, tp: PartitionKey) -> bool:
         """Whether the partition's topic is compacted."""
         return self.promises.settings_of(tp[0]).compacts
+
+    def _is_aborted(self, tp: PartitionKey, message: Message) -> bool:
+        """Whether a message is of an aborted transaction: it replaces nothing, and is removed."""
+        return str(message) in self.aborted.get(tp, ())
 
     # -- what the world reports
 
@@ -93,7 +99,8 @@ class CompactionPromise:
         for records in (history.acknowledged, history.read):
             for offset, (message, at_s) in records.items():
                 key = key_of(message)
-                if holders.holds(at_s) and offset > newest.get(key, (-1, message))[0]:
+                is_newer = offset > newest.get(key, (-1, message))[0]
+                if holders.holds(at_s) and is_newer and not self._is_aborted(tp, message):
                     newest[key] = (offset, message)
         return newest
 
@@ -118,12 +125,17 @@ class CompactionPromise:
         there: dict[bytes, int] = {}
         for offset, message in log.items():
             key = key_of(message)
-            there[key] = max(there.get(key, -1), offset)
+            if not self._is_aborted(tp, message):
+                there[key] = max(there.get(key, -1), offset)
         newest = self._newest(tp, topic_id)
         removed = {key: offset for offset, key in sorted(self._removed[tp].items())}
         explained = set()
         for offset, message in missing.items():
             key = key_of(message)
+            if self._is_aborted(tp, message):
+                self.promises.excused("aborted-removed")
+                explained.add(offset)
+                continue
             if there.get(key, -1) > offset:
                 self.promises.excused("compacted")
                 explained.add(offset)
@@ -182,10 +194,12 @@ class CompactionPromise:
         for key, (offset, message) in self._newest(tp, topic_id).items():
             if offset < start or offset in log or not is_tombstone(message):
                 continue
-            older = [at for at, other in log.items() if at < offset and key_of(other) == key]
+            of_key = [at for at, other in log.items() if key_of(other) == key]
+            of_key = [at for at in of_key if not self._is_aborted(tp, log[at])]
+            older = [at for at in of_key if at < offset]
             if not older:
                 continue
-            if any(at > offset and key_of(other) == key for at, other in log.items()):
+            if any(at > offset for at in of_key):
                 self.promises.excused("compacted")  # No client may know of the newer one.
                 continue
             _, at_s = history.acknowledged.get(offset) or history.read[offset]

@@ -412,6 +412,9 @@ class FullCluster(Simulation):
             self._configs[node.name] = config
         return BrokerProcess(node, config)
 
+    def cleaning_begins(self, tp: PartitionKey, partition: Partition, data: bytes) -> None:
+        """A log with these batches is about to be compacted."""
+
     def more_settings(self) -> dict[str, str]:
         """Returns further settings of brokers."""
         return {}

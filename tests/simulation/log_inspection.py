@@ -44,6 +44,13 @@ def records_of(partition: Partition) -> bytes:
 
 def aborted_offsets(data: bytes) -> set[int]:
     """Returns the offsets of the records in ``data`` whose transactions end there with an abort."""
+    return uncommitted_offsets(data)[0]
+
+
+def uncommitted_offsets(data: bytes) -> tuple[set[int], set[int]]:
+    """Returns the offsets of the records in ``data`` whose transactions end there with an abort, and of those
+    whose transactions do not end there.
+    """
     open_ones: dict[int, list[int]] = {}
     aborted: set[int] = set()
     for batch in iter_stored(data):
@@ -57,7 +64,7 @@ def aborted_offsets(data: bytes) -> set[int]:
         held = open_ones.pop(int(batch.producer_id), [])
         if marker is not None and marker.control_type == ABORT:
             aborted.update(held)
-    return aborted
+    return aborted, {offset for held in open_ones.values() for offset in held}
 
 
 def log_directory(names_in: Callable[[str], Collection[str]], partition: str) -> str:

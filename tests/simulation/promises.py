@@ -90,8 +90,9 @@ PROMISES = {
     "retention": "Retention keeps the newest retention.bytes, and the records that are younger than "
     "retention.ms. Records that it removes leave the disk.",
     "compaction": "Compaction removes a record only when a newer record of its key is committed and on the "
-    "disk, or a tombstone after delete.retention.ms. Offsets and order stay the same, and no removed record "
-    "returns.",
+    "disk, or a tombstone after delete.retention.ms, or a record of an aborted transaction. A marker of a "
+    "transaction stays until delete.retention.ms after the removal of its last record. Offsets and order "
+    "stay the same, and no removed record returns.",
     "new-topic": "A recreated topic contains no record of the former topic of the same name. No broker "
     "forgets the directory of a deleted topic.",
     "deletion": "A deletion by id, or by a node in the store, deletes the topic that existed then, and no "
@@ -193,6 +194,8 @@ EXCUSES = {
     "compacted": "acks-all, read, acks-1, restart, no-gap, order, retention, equal: a newer record of the "
     "key exists, as `compaction` permits; no-hole, one-batch, epochs, producers, follower-position, "
     "follows: compaction has removed the batches that would show it",
+    "aborted-removed": "acks-all, read, acks-1, restart, order: compaction has removed a record of an "
+    "aborted transaction, as `compaction` permits",
     "tombstone-expired": "acks-all, read, acks-1, restart, no-gap, order, retention, equal: a tombstone of "
     "the key is older than delete.retention.ms, as `compaction` permits",
     "tombstone-missed": "compaction, equal: a replica that had not fetched a tombstone when other replicas "

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from log_inspection import whole_batches
+from log_inspection import uncommitted_offsets, whole_batches
 from simulated_disk import SimulatedFiles
 
 from tidemill.log.file_names import LOG, PARTITION_METADATA, SWAP, offset_of
@@ -124,15 +124,22 @@ class RestartPromise:
 
         ``batches``: all former batches. ``retention_ms`` is ``delete.retention.ms`` of the log.
         """
+        aborted, open_offsets = uncommitted_offsets(b"".join(data for _, data in sorted(batches.items())))
         newest: dict[bytes | None, tuple[int, int]] = {}
+        newest_left: dict[bytes | None, int] = {}
         for base, data in sorted(batches.items()):
-            for key, tombstone_ms in keys_of(data):
+            for key, tombstone_ms in keys_of(data) if base not in aborted | open_offsets else ():
                 newest[key] = (base, tombstone_ms)
+                if base in left:
+                    newest_left[key] = base
         unexplained = []
         for base, data in gone.items():
+            if base in aborted:
+                self._excused("aborted-removed")
+                continue
             for key, _ in keys_of(data):
-                last, tombstone_ms = newest[key]
-                if last > base and last in left:
+                _, tombstone_ms = newest.get(key, (-1, -1))
+                if newest_left.get(key, -1) > base:
                     self._excused("compacted")
                 elif tombstone_ms >= 0 and self._is_tombstone_over(tombstone_ms, retention_ms):
                     self._excused("tombstone-expired")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from compaction_promise import Raw
 from disk_state_promise import written_offset
-from log_inspection import aborted_offsets, end_on_disk, records_of
+from log_inspection import end_on_disk, records_of, uncommitted_offsets
 from log_state_promise import headers_of
 from promises import PartitionKey, TopicSettings
 from seed_variations import Variations
@@ -35,13 +35,14 @@ from tidemill.log.file_names import (
     offset_of,
 )
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
+from tidemill.records.batch import CONTROL_FLAG
 from tidemill.records.record_reader import iter_records
 from tidemill.replication.partition import Partition
 
 if TYPE_CHECKING:
     from full_cluster import FullCluster
 
-    from simulation import Node, Simulation
+    from simulation import Node
 
 COMPACTED_SHARE = 0.4
 """Of the seeds have a compacted topic."""
@@ -192,7 +193,7 @@ class SimulatedCleaner:
 class CleaningCheck:
     """Compares a log before and after its compaction: detects wrongly removed and wrongly kept records."""
 
-    def __init__(self, simulation: Simulation, node: Node, job: CleanJob) -> None:
+    def __init__(self, simulation: FullCluster, node: Node, job: CleanJob) -> None:
         self.simulation = simulation
         self.promises = simulation.promises
         self.node = node
@@ -212,12 +213,15 @@ class CleaningCheck:
         self.start = 0 if partition is None else int(partition.log.start_offset)
         """Records before it are not readable."""
         high_watermark = -1 if partition is None else int(partition.high_watermark)
-        self.aborted = aborted_offsets(b"" if partition is None else records_of(partition))
+        data = b"" if partition is None else records_of(partition)
+        self.aborted, open_offsets = uncommitted_offsets(data)
         """The records of aborted transactions: none of them is needed."""
+        if partition is not None:
+            simulation.cleaning_begins(self.tp, partition, data)
         self.newest = {
             record.key: record.offset
             for record in records
-            if record.offset < high_watermark and record.offset not in self.aborted
+            if record.offset < high_watermark and record.offset not in self.aborted | open_offsets
         }
         """The newest committed record of each key."""
         self.removed: dict[int, bytes] = {}
@@ -323,6 +327,17 @@ class CleaningCheck:
                 self._broken(
                     f"tombstones of the batch at {header.base} are removed at {header.horizon_ms}, and must"
                     f" stay until {least_ms}"
+                )
+        self._check_markers({header.base for header in after}, first, end)
+
+    def _check_markers(self, left: set[int], first: int, end: int) -> None:
+        """A marker stays until its horizon, which it gets when the records of its transaction are gone."""
+        for base, header in self.headers.items():
+            is_gone = header.attributes & CONTROL_FLAG and first <= base <= end and base not in left
+            if is_gone and not 0 <= header.horizon_ms <= self.job.now_ms:
+                self._broken(
+                    f"the marker at {base} is removed at {self.job.now_ms}, and must stay until"
+                    f" {header.horizon_ms}"
                 )
 
     def _partition(self) -> Partition | None:

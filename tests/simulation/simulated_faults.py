@@ -69,7 +69,8 @@ COORDINATOR_FAULTS = ("kill of the transaction coordinator", "pause of the trans
 """Where there are transactional producers."""
 OTHERS_AWAY = "all brokers but the transaction coordinator away"
 LEADER_AHEAD = "end of a leader ahead of its followers"
-ONLY_AIMED = (OTHERS_AWAY, LEADER_AHEAD)
+ONLY_REPLICA_AWAY = "only replica of a partition away"
+ONLY_AIMED = (OTHERS_AWAY, LEADER_AHEAD, ONLY_REPLICA_AWAY)
 """Where there are transactional producers, at the phases of these."""
 CLUSTER_FAULTS = (
     *REPLICATION_FAULTS,

@@ -83,10 +83,12 @@ OFFSETS_FOUND = 0.3
 """The share of ended transactions after which the offset is requested, before its marker may be written."""
 GOES_ON = 0.4
 """The share of fenced producers that try to go on."""
-HELD = 0.06
+HELD = 0.08
 """The share of transactions with a batch that the network holds until their end."""
 AHEAD_S_MEANS = (0.002, 0.01, 0.05)
 """How long before the end of the transaction such a batch is sent."""
+ASKED_AHEAD_S = (0.02, 0.05, 0.1)
+"""The same for a batch whose leader asks the coordinator."""
 OTHER_END = 0.15
 """The share of aborted transactions whose commit is requested after that."""
 AFTER_END_S_MEAN = 0.1
@@ -94,6 +96,8 @@ LATE_OFFSETS = 0.3
 """The share of transactions with an offset that arrives once more after their end."""
 ENDS_PREPARED = 0.4
 """The share of prepared transactions whose producer ends before their commit."""
+SYSTEM_AWAY, AWAY_S = 0.2, 0.5
+"""The share of those with which the system that knows of them is away, for longer than their timeout."""
 ENOUGH_S = 3.0
 """A producer aborts when an operation takes longer."""
 READ_COMMITTED, READ_UNCOMMITTED = 1, 0
@@ -157,9 +161,13 @@ class OpenTransaction:
     batches: list[SentBatch] = field(default_factory=list)
 
 
-Prepared = dict[Producing, OpenTransaction | None]
-"""What another system knows of the transactions of a two-phase commit: those that are prepared, and those
-that a later producer aborts (None)."""
+class Prepared(dict[Producing, OpenTransaction | None]):
+    """What another system knows of the transactions of a two-phase commit: those that are prepared, and those
+    that a later producer aborts (None).
+    """
+
+    away_until_s = 0.0
+    """Until then the other system is away, and no producer begins."""
 
 
 async def fetch(client: Client, partition: int, position: int, version: int, isolation: int) -> Fetched:
@@ -210,8 +218,11 @@ class TransactionalConsumer(Consumer):
         super().__init__(*client, partition=partition, again=0.0)
         self.isolation = isolation
         self.history = history
+        self.passes = 0
+        """How often it has begun again."""
 
     async def work(self) -> None:
+        reader = f"{self.name}, pass {self.passes}"
         version = self.random.choice(FETCH_VERSIONS)
         asked_s = self.now
         found = await fetch(self, self.partition, self.position, version, self.isolation)
@@ -219,7 +230,7 @@ class TransactionalConsumer(Consumer):
         if found.high_watermark >= 0:
             self.promises.end_told(self.name, self.tp, self.topic_id, found.high_watermark, "Fetch")
         if self.isolation == READ_COMMITTED and found.stable >= 0:
-            self.history.stable_told(self.name, self.tp, found.stable, found.high_watermark)
+            self.history.stable_told(reader, self.tp, found.stable, found.high_watermark)
             if found.position > max(found.stable, self.position):
                 text = f"{self.name} receives {self.tp} up to {found.position}, stable up to {found.stable}"
                 self.promises.broken("last-stable", text)
@@ -227,15 +238,32 @@ class TransactionalConsumer(Consumer):
             self.events.add(lambda offset=offset, message=message: f"sees {message} at {self.tp} {offset}")
             self.promises.saw(self.tp, self.topic_id, offset, message, asked_s, self.now, node_of(address))
             if self.isolation == READ_COMMITTED:
-                self.history.saw(self.name, self.tp, Record(offset, str(message)))
+                self.history.saw(reader, self.tp, Record(offset, str(message)))
         self.position = max(self.position, found.position)
         if self.isolation == READ_COMMITTED:
-            self.history.position_of(self.name, self.tp, self.position)
+            self.history.position_of(reader, self.tp, self.position)
 
     @property
     def addresses(self) -> list[str]:
         """The addresses of all brokers."""
         return self._bootstrap
+
+
+class RepeatingConsumer(TransactionalConsumer):
+    """Reads a compacted partition from its start again and again, and once more at the end of the run."""
+
+    def __init__(self, *client: Any, again: float, **options: Any) -> None:
+        super().__init__(*client, **options)
+        self.again = again
+        self._is_last = False
+
+    async def work(self) -> None:
+        is_last = not self.again
+        if self.random.random() < self.again or (is_last and not self._is_last):
+            self.passes += 1
+            self.position = 0
+        self._is_last = is_last
+        await super().work()
 
 
 class TransactionalProducer(Client):
@@ -271,6 +299,8 @@ class TransactionalProducer(Client):
         self._instance: Instance | None = None
         self._keeps = False
         """Whether its first transaction was that of a former producer, and no other one has ended."""
+        self.is_ending = False
+        """Whether it waits for the response to an EndTxn."""
         self._session = 0
         self._sequences: dict[int, int] = {}
         self._coordinators: dict[tuple[int, str], str] = {}
@@ -298,6 +328,8 @@ class TransactionalProducer(Client):
             return
         try:
             if self._producer is None:
+                if self._prepared is not None:
+                    await asyncio.sleep(max(0.0, self._prepared.away_until_s - self.now))
                 await self._begin_instance()
                 await self._find_offset()
             await self._transact()
@@ -490,6 +522,8 @@ class TransactionalProducer(Client):
         self.events.add(f"has prepared {one.history}")
         if self.random.random() < ENDS_PREPARED:
             self.events.count("two-phase producers that end after they have prepared")
+            if self.random.random() < SYSTEM_AWAY:
+                self._prepared.away_until_s = self.now + self.timeout_ms / 1000 + AWAY_S
             await asyncio.sleep(self.random.choice((0.0, self.random.expovariate(1 / STALL_S_MEAN))))
             raise Fenced("the producer has ended")
 
@@ -536,7 +570,10 @@ class TransactionalProducer(Client):
         if self.topic_id:
             late = self._arrive_late(one.history, batch, 0.0)
             self._late.append(asyncio.get_running_loop().create_task(late))
-        await asyncio.sleep(self.random.expovariate(1 / self.random.choice(AHEAD_S_MEANS)))
+        mean_s = self.random.choice(AHEAD_S_MEANS)
+        await asyncio.sleep(
+            self.random.choice(ASKED_AHEAD_S) if others else self.random.expovariate(1 / mean_s)
+        )
 
     async def _read(self, one: OpenTransaction) -> None:
         """Reads on in a partition, as read_committed."""
@@ -640,7 +677,8 @@ class TransactionalProducer(Client):
     def _produce_request(self, batch: SentBatch) -> ProduceRequest:
         builder = BatchBuilder()
         for message in batch.messages:
-            builder.append(wall_ms_at(self.now), *message.record(False))
+            is_keyed = self.promises.settings_of(self.topic).compacts
+            builder.append(wall_ms_at(self.now), *message.record(is_keyed))
         records = builder.build(*batch.producer, batch.sequence, transactional=True)
         data = PartitionProduceData(index=batch.partition, records=records)
         topic = TopicProduceData(name=self.topic, topic_id=self.topic_id, partition_data=[data])
@@ -747,10 +785,12 @@ class TransactionalProducer(Client):
 
         if not all(each.is_acknowledged for each in one.batches):
             self._send_late(one)
+        self.is_ending = True
         self.phases.begin("transaction end asked")
         try:
             answer = await self._until_answered(send, lambda each: each.error_code)
         finally:
+            self.is_ending = False
             self.phases.end("transaction end asked")
         if answer.error_code:
             self.events.count(f"{what}s refused: {name_of(answer.error_code)}")

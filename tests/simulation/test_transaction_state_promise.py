@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import transaction_state_promise
 from transaction_network import ConfirmedMarkers
-from transaction_state_promise import COMPLETION_S, LOOKED_S, TransactionStatePromise
+from transaction_state_promise import COMPLETION_S, FAILURES_MAX, LOOKED_S, TransactionStatePromise
 from transactions_promise import LogBatch
 
 from tidemill.coordination.topic_image import TRANSACTION_TOPIC
-from tidemill.coordinator_runtime.coordinator_effects import Append
+from tidemill.coordinator_runtime.coordinator_effects import Append, Now
 from tidemill.model.transaction_types import MarkerToWrite, ProducerIdAndEpoch
 from tidemill.model.types import TopicPartition
 from tidemill.records.builder import BatchBuilder
@@ -32,11 +32,18 @@ class Fake(SimpleNamespace):
     __hash__ = object.__hash__
 
 
+def write_of(record: TransactionRecord, then: Any = None, error: Exception | None = None) -> Any:
+    """A write that has ended."""
+    task = SimpleNamespace(cancelled=lambda: False, exception=lambda: error)
+    return SimpleNamespace(ending=[Append(records=(record,), then=then, replay=True)], task=task)
+
+
 class World:
     """A coordinator with one transactional id, and its checker."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, client_version: int = 1) -> None:
         self.found: list[str] = []
+        self.now_ms = 0
         self.client_version = client_version
         self.promise = TransactionStatePromise(lambda promise, text: self.found.append(promise))
         self.log: bytes = b""
@@ -50,6 +57,7 @@ class World:
             machine=self.machine,
             _outgoing=(),
             _writes=(),
+            now=lambda: Now(monotonic_ms=self.now_ms, wall_ms=0),
         )
         self.partition: Any = SimpleNamespace(high_watermark=9, log=SimpleNamespace(end_offset=9))
         self.promise.loaded(self.shard, self.partition)
@@ -62,7 +70,7 @@ class World:
         record = TransactionRecord(NAME, after, 1)
         batch = BatchBuilder()
         batch.append(0, record.key_bytes(), record.value_bytes())
-        write: Any = SimpleNamespace(ending=[Append(records=(record,), then=then, replay=True)])
+        write = write_of(record, then)
         self.promise.written(self.shard, write, batch.build(), 9)
         if after.state in transaction_metadata.PREPARED:
             self.machine._unmarked.setdefault(NAME, set(after.partitions))
@@ -119,6 +127,27 @@ def test_an_abort_of_a_two_phase_commit_by_the_coordinator(monkeypatch: pytest.M
     assert "coordinator" in world.found
 
 
+def test_a_two_phase_commit_that_the_coordinator_does_not_treat_as_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch, 2)
+    world.promise.two_phase_ids = frozenset({NAME})
+    world.end(world.state)
+    assert world.found == ["coordinator"]
+
+
+@pytest.mark.parametrize(("pause_ms", "found"), [(0, ["coordinator"]), (1, [])])
+def test_a_failed_write_that_is_repeated_at_once(
+    monkeypatch: pytest.MonkeyPatch, pause_ms: int, found: list[str]
+) -> None:
+    world = World(monkeypatch)
+    failed = write_of(TransactionRecord(NAME, world.state, 1), error=OSError("the disk is full"))
+    for _ in range(FAILURES_MAX + 1):
+        world.now_ms += pause_ms
+        world.promise.ended(world.shard, failed)
+    assert world.found == found
+
+
 def test_a_client_keeps_its_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch)
     world.end(world.state, by_client=True)
@@ -157,7 +186,7 @@ def test_a_repeated_completion_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> N
     after = world.end(world.state, by_client=True)
     world.machine._unmarked[NAME].clear()
     record = TransactionRecord(NAME, transaction_metadata.complete(after, 3), 1)
-    write: Any = SimpleNamespace(ending=[Append(records=(record,), then=None, replay=True)])
+    write = write_of(record)
     for now_s in every(LOOKED_S, 2 * COMPLETION_S):
         looks(world, now_s)
         world.promise.ended(world.shard, write)

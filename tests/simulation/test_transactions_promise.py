@@ -430,3 +430,14 @@ def test_an_offset_that_nobody_has_sent() -> None:
     world = World()
     world.history.offset_found(OFFSET, 7, world.now_s)
     assert world.faults() == ["transactional-offsets"]
+
+
+def test_a_reader_that_lacks_a_record_which_compaction_may_have_removed() -> None:
+    world = World()
+    one = world.begin()
+    removed = world.write(one, "1")
+    kept = world.write(one, "2")
+    world.commit(one)
+    world.read(kept)
+    assert world.faults() == ["all-or-nothing"]
+    assert list(faults_of_history(world.history, world.logs, lambda tp, record: record == removed)) == []

@@ -13,12 +13,20 @@ from log_inspection import records_of
 from promises import GROUPS_LOG, Message, PartitionKey, TopicSettings
 from simulated_admins import Admin, ClusterAdmin
 from simulated_clients import Client, Producer, Refused
-from simulated_faults import AT_ONCE_S, COORDINATOR_FAULTS, LEADER_AHEAD, LONG_S, OTHERS_AWAY
+from simulated_faults import (
+    AT_ONCE_S,
+    COORDINATOR_FAULTS,
+    LEADER_AHEAD,
+    LONG_S,
+    ONLY_REPLICA_AWAY,
+    OTHERS_AWAY,
+)
 from simulated_transactions import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
     TRANSACTIONAL_TOPIC,
     Prepared,
+    RepeatingConsumer,
     TransactionalConsumer,
     TransactionalProducer,
 )
@@ -31,6 +39,7 @@ from transactions_promise import (
     faults_of_history,
     faults_of_log,
 )
+from uncleaned_logs import UncleanedLogs
 
 from simulation import BATCHES, Node
 from tidemill.broker.finalized_features import FinalizedFeatures
@@ -71,12 +80,18 @@ EXPIRY_SHARE = 0.2
 FEW_EPOCHS, FEW_EPOCHS_SHARE = 6, 0.3
 """The last epoch of a producer, in a share of the seeds; others never come to the last one."""
 WITH_LAST_EPOCH = (transaction_metadata, transaction_state_manager)
-ONE_REPLICA_SHARE = 0.2
+ONE_REPLICA_SHARE = 0.3
 """The share of seeds in which partitions have one replica: they have no leader while its broker is down."""
 MOVED_SHARE, MOVE_PAUSE_S = 0.3, 1.0
 """The share of seeds in which partitions move to other brokers."""
 TWO_PHASE_SHARE = 0.4
 """The share of transactional ids of version 2 with a two-phase commit."""
+ONLY_REPLICA_AIMED = 3
+"""The ends of the only replica of a partition, while transactions end."""
+COMPACTED_SHARE = 0.7
+"""The share of the seeds with a compacted topic whose transactional topic is compacted too."""
+PASSES = 0.03
+"""The share of the fetches of a compacted partition with which a consumer begins again."""
 AWAY_S = 5.5
 """For so long at least brokers are away: longer than an append of a coordinator may take."""
 AHEAD_S = (0.05, 0.2, 0.6)
@@ -138,7 +153,13 @@ class TransactionCluster(FullCluster):
         self._aborted_s = 0.0
         """When the operator has looked last for hanging transactions."""
         self.transaction_partitions = random.choice((1, 2, 3))
-        self.promises.settings[TRANSACTIONAL_TOPIC] = TopicSettings(min_isr=self.min_isr_default)
+        self.transactional_config = self._draw_transactional_config()
+        self.promises.settings[TRANSACTIONAL_TOPIC] = TopicSettings(
+            min_isr=self.min_isr_default,
+            compacts=self.compacts_transactions,
+            delete_retention_ms=int(self.transactional_config.get("delete.retention.ms", "86400000")),
+        )
+        self.uncleaned = UncleanedLogs()
         self.state_min_isr = random.choice((1, 2))
         self.promises.settings[TRANSACTION_TOPIC] = TopicSettings(
             min_isr=self.state_min_isr, compacts=self.compacted.is_compacted
@@ -152,11 +173,13 @@ class TransactionCluster(FullCluster):
         self.has_one_replica = luck.random() < ONE_REPLICA_SHARE
         self.feature_version = random.choice((1, 2, 2))
         """The finalized ``transaction.version`` of the cluster."""
-        version = random.choice((1, self.feature_version))
+        version = random.choice((1, self.feature_version, self.feature_version))
         self.prepared: dict[int, Prepared] = {
-            number: {} for number in range(3) if version > 1 and luck.random() < TWO_PHASE_SHARE
+            number: Prepared() for number in range(3) if version > 1 and luck.random() < TWO_PHASE_SHARE
         }
         """By the number of a transactional id that uses a two-phase commit."""
+        two_phase_ids = frozenset(f"id-{number}" for number in self.prepared)
+        self.promises.coordinators.transactions.two_phase_ids = two_phase_ids
         self.movers: list[ClusterAdmin] = []
         if luck.random() < MOVED_SHARE and not self.has_one_replica:
             self.movers.append(self._make_mover())
@@ -178,6 +201,26 @@ class TransactionCluster(FullCluster):
             for number in range(random.choice((1, 2, 3)))
             for letter in "ab"[: random.choice((1, 2, 2))]
         ]
+
+    def _draw_transactional_config(self) -> dict[str, str]:
+        luck = Random(f"transactional topic {self.seed}")
+        self.compacts_transactions = self.compacted.is_compacted and luck.random() < COMPACTED_SHARE
+        config = {"segment.bytes": str(luck.choice((1000, 3000, 20_000)))}
+        if self.compacts_transactions:
+            config = {
+                "segment.bytes": luck.choice(("1000", "3000")),
+                "cleanup.policy": "compact",
+                "min.cleanable.dirty.ratio": luck.choice(("0.01", "0.2")),
+                "delete.retention.ms": luck.choice(("0", "300", "2000", "20000")),
+            }
+        return {**config, "min.insync.replicas": str(self.min_isr_default)}
+
+    def cleaning_begins(self, tp: PartitionKey, partition: Partition, data: bytes) -> None:
+        if tp[0] == TRANSACTIONAL_TOPIC:
+            self.events.count("cleanings of partitions with transactions")
+            committed = int(partition.high_watermark)
+            batches = log_batches(data, has_messages=True)
+            self.uncleaned.add(tp, [one for one in batches if one.last < committed])
 
     def _make_mover(self) -> ClusterAdmin:
         mover: ClusterAdmin = self._client(
@@ -232,10 +275,9 @@ class TransactionCluster(FullCluster):
 
     async def prepare(self) -> None:
         await super().prepare()
-        config = {"segment.bytes": str(self.random.choice((1000, 3000, 20_000)))}
-        config["min.insync.replicas"] = str(self.min_isr_default)
         admin: Admin = self._client(Admin, "admin", TRANSACTIONAL_TOPIC)
-        await admin.make(self.transaction_partitions, config, 1 if self.has_one_replica else 3)
+        replicas = 1 if self.has_one_replica else 3
+        await admin.make(self.transaction_partitions, self.transactional_config, replicas)
         for partition in range(self.transaction_partitions):
             for isolation in (READ_COMMITTED, READ_UNCOMMITTED):
                 name = "committed" if isolation == READ_COMMITTED else "uncommitted"
@@ -247,6 +289,19 @@ class TransactionCluster(FullCluster):
                         partition=partition,
                         isolation=isolation,
                         history=self.history,
+                    )
+                )
+
+            if self.compacts_transactions:
+                self.consumers.append(
+                    self._client(
+                        RepeatingConsumer,
+                        f"repeating-{partition}",
+                        TRANSACTIONAL_TOPIC,
+                        partition=partition,
+                        isolation=READ_COMMITTED,
+                        history=self.history,
+                        again=PASSES,
                     )
                 )
 
@@ -315,6 +370,7 @@ class TransactionCluster(FullCluster):
             pause: lambda node: self.faults.pause(self._coordinator(node)),
             OTHERS_AWAY: lambda node: self.keep_others_away(self._coordinator(node)),
             LEADER_AHEAD: self.lose_leader_ahead,
+            ONLY_REPLICA_AWAY: self.keep_only_replica_away,
         }
 
     def own_aims(self) -> list[tuple[str, str]]:
@@ -322,7 +378,9 @@ class TransactionCluster(FullCluster):
         aims = [(LEADER_AHEAD, phase) for phase in phases]
         if self.state_min_isr > 1:
             # The decision, or the completion, cannot be committed.
-            aims.append((OTHERS_AWAY, self.random.choice(("transaction end asked", "transaction ended"))))
+            aims += [(OTHERS_AWAY, "transaction end asked")] * 2 + [(OTHERS_AWAY, "transaction ended")]
+        if self.has_one_replica:
+            aims += [(ONLY_REPLICA_AWAY, "transaction end asked")] * ONLY_REPLICA_AIMED
         return aims
 
     def keep_others_away(self, node: Node) -> bool:
@@ -331,6 +389,13 @@ class TransactionCluster(FullCluster):
         done = [self.faults.kill(one, LONG_S / 3, AWAY_S) for one in others]
         self.faults.alone_until_s = self.loop.time() + AWAY_S
         return any(done)
+
+    def keep_only_replica_away(self, node: Node) -> bool:
+        """The broker of a partition ends until its session has ended: then the partition has no leader."""
+        partition = self.random.randrange(self.transaction_partitions)
+        known = self.promises.partitions.get((TRANSACTIONAL_TOPIC, partition))
+        leader = node if known is None or known.leader <= 0 else self.node(known.leader)
+        return self.faults.kill(leader, LONG_S / 3, self.session_s)
 
     def lose_leader_ahead(self, node: Node) -> bool:
         """The leader of a partition goes on without its followers for a moment, and ends: it must truncate
@@ -356,7 +421,14 @@ class TransactionCluster(FullCluster):
         return bool(held)
 
     def _coordinator(self, node: Node) -> Node:
-        known = self.promises.partitions.get(self.random.choice(self.state_logs))
+        """Returns a coordinator: one that a producer has sent an EndTxn to, if possible."""
+        servers = [one.server.server for one in self.nodes if isinstance(one.server, BrokerProcess)]
+        ending = [one.transactional_id for one in self.transactional_producers if one.is_ending]
+        log = self.random.choice(self.state_logs)
+        if servers and ending:
+            runtime = servers[0].broker.transaction_coordinator.runtime
+            log = (TRANSACTION_TOPIC, int(runtime.partition_for(self.random.choice(ending))))
+        known = self.promises.partitions.get(log)
         return node if known is None or known.leader <= 0 else self.node(known.leader)
 
     # -- the end
@@ -375,29 +447,45 @@ class TransactionCluster(FullCluster):
         return problem
 
     def _check_logs(self) -> None:
+        for tp in self.partition_keys() if self.compacts_transactions else ():
+            if tp[0] == TRANSACTIONAL_TOPIC:
+                for _, partition in self._replicas(tp):
+                    self.uncleaned.add(tp, log_batches(records_of(partition), has_messages=True))
+                self.promises.compaction.aborted[tp] = self.uncleaned.aborted(tp)
         super()._check_logs()
         logs = {}
         for tp in self.partition_keys():
             (leader,) = [partition for _, partition in self._replicas(tp) if partition.is_leader]
-            batches = log_batches(leader, has_messages=tp[0] == TRANSACTIONAL_TOPIC)
+            is_transactional = tp[0] == TRANSACTIONAL_TOPIC
+            batches = log_batches(records_of(leader), has_messages=is_transactional)
+            if is_transactional and self.compacts_transactions:
+                batches = self.uncleaned.batches(tp)
             decided = [one for one in batches if one.producer_id not in self._ended_by_operator]
             without_decision = self.promises.coordinators.transactions.faults_of_markers(tp, decided)
             for fault in (*faults_of_log(tp, batches), *without_decision):
                 self._broken_promise(fault)
-            if tp[0] == TRANSACTIONAL_TOPIC:
+            if is_transactional:
                 logs[tp] = batches
-        for fault in faults_of_history(self.history, logs):
+        for fault in faults_of_history(self.history, logs, self._may_be_removed):
             self._broken_promise(fault)
         self._check_stopped()
 
+    def _may_be_removed(self, tp: PartitionKey, record: Record) -> bool:
+        """Whether compaction may have removed a committed record before a consumer received it."""
+        if not self.compacts_transactions or not self.uncleaned.may_be_removed(tp, record):
+            return False
+        return self.promises.excused("compacted")
 
-def log_batches(partition: Partition, *, has_messages: bool) -> list[LogBatch]:
+
+def log_batches(data: bytes, *, has_messages: bool) -> list[LogBatch]:
     """Returns the batches of producers in a log."""
     found = []
-    for batch in iter_stored(records_of(partition)):
+    for batch in iter_stored(data):
         if not isinstance(batch, Batch) or batch.producer_id < 0:
             continue
         marker = read_marker(batch) if batch.is_control else None
+        if batch.is_control and marker is None:
+            continue  # Compaction keeps the frame of a removed marker that has the last epoch of a producer.
         records: tuple[Record, ...] = ()
         if has_messages and not batch.is_control:
             records = tuple(

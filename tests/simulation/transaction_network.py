@@ -49,6 +49,8 @@ FORMER_LATE, FORMER_LATE_S_MEAN = 0.7, 0.05
 """The share of markers of a former coordinator that arrive after one of its successor."""
 ANSWERS_HELD, ANSWERS_HELD_S_MEAN = 0.1, 0.1
 """The share of questions about partitions."""
+AWAITED_S_MEAN = 0.3
+"""How long an answer is held whose transaction ends meanwhile."""
 MARKER_VERSION = VERSIONS[1]
 
 MarkerKey = tuple[TopicPartition, int]
@@ -166,11 +168,13 @@ class TransactionNetwork:
         number = broker.transaction_coordinator.runtime.partition_for(name)
         image = topic.partition(number) if topic is not None else None
         is_remote = image is not None and image.leader != broker.node_id
-        is_held = name in self._held_ids or self._luck.random() < ANSWERS_HELD
+        is_awaited = name in self._held_ids
+        is_held = is_awaited or self._luck.random() < ANSWERS_HELD
         if is_remote and is_held and not self._ended():
             self._held_ids.discard(name)
             self._events.count("responses about partitions of transactions held")
-            await asyncio.sleep(self._luck.expovariate(1 / ANSWERS_HELD_S_MEAN))
+            mean_s = AWAITED_S_MEAN if is_awaited else ANSWERS_HELD_S_MEAN
+            await asyncio.sleep(self._luck.expovariate(1 / mean_s))
         return errors
 
 

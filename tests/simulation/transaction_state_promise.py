@@ -39,6 +39,8 @@ States = dict[str, TransactionMetadata]
 """By transactional id."""
 COMPLETION_S = 3.0
 """A coordinator writes the completion of a transaction within this time, or tries so again."""
+FAILURES_MAX = 5
+"""The writes for an id that fail at one instant: the requests that wait for a failed write are refused."""
 LOOKED_S = 0.5
 """A coordinator that was not looked at for so long may have been suspended."""
 
@@ -87,6 +89,10 @@ class TransactionStatePromise:
         self._waiting: dict[tuple[Shard, str], float] = {}
         """Since when a transaction with all its markers is not complete."""
         self._looked_s: dict[Shard, float] = {}
+        self._failed: dict[tuple[Shard, str], tuple[int, int]] = {}
+        """When a write for an id has failed last, in milliseconds; and how often at that instant."""
+        self.two_phase_ids: frozenset[str] = frozenset()
+        """The transactional ids whose producers use a two-phase commit."""
 
     def loaded(self, shard: Shard, partition: Partition) -> None:
         """A coordinator has loaded its log, and starts to respond."""
@@ -120,7 +126,7 @@ class TransactionStatePromise:
         before, after = states.get(then.transactional_id), then.metadata
         if then.waiter is not None or before is None:
             return
-        if not before.has_timeout:
+        if not before.has_timeout or then.transactional_id in self.two_phase_ids:
             self._tell(shard, f"aborts {then.transactional_id}, {before}, which may be prepared")
         if after.producer_epoch <= before.producer_epoch:
             text = f"aborts the transaction of {then.transactional_id}, {before}, with its own epoch: {after}"
@@ -141,11 +147,25 @@ class TransactionStatePromise:
         for effect in write.ending if write is not None else ():
             for record in effect.records:
                 self._waiting.pop((shard, record.transactional_id), None)
+        if write is not None and _has_failed(write):
+            self._write_failed(shard, write)
         watched = self._watched.get(shard)
         if watched is not None and shard.is_active:
             self._compare(shard, watched)
             self._check_pending(shard)
             self._check_decided(shard, watched.states)
+
+    def _write_failed(self, shard: Shard, write: Write) -> None:
+        """A failed write is not repeated before time has passed: its cause, such as a full disk, lasts."""
+        now_ms = shard.now().monotonic_ms
+        for record in (record for effect in write.ending for record in effect.records):
+            key = (shard, record.transactional_id)
+            before_ms, count = self._failed.get(key, (now_ms, 0))
+            count = count + 1 if before_ms == now_ms else 1
+            self._failed[key] = (now_ms, count)
+            if count > FAILURES_MAX:
+                text = f"has written a record of {record.transactional_id} {count} times at one instant"
+                self._tell(shard, f"{text}, and failed")
 
     def closed(self, shard: Shard) -> None:
         """Another broker coordinates the transactions."""
@@ -210,6 +230,11 @@ class TransactionStatePromise:
 
     def _tell(self, shard: Shard, text: str) -> None:
         self._broken("coordinator", f"the coordinator of {TRANSACTION_TOPIC}-{shard.partition} {text}")
+
+
+def _has_failed(write: Write) -> bool:
+    task = write.task
+    return task is not None and not task.cancelled() and task.exception() is not None
 
 
 def _as_written(one: TransactionMetadata) -> TransactionMetadata:

@@ -371,9 +371,14 @@ class Outcomes:
 
 
 def faults_of_history(
-    history: TransactionHistory, logs: Mapping[PartitionKey, Sequence[LogBatch]]
+    history: TransactionHistory,
+    logs: Mapping[PartitionKey, Sequence[LogBatch]],
+    may_be_removed: Callable[[PartitionKey, Record], bool] = lambda tp, record: False,
 ) -> Iterator[Fault]:
-    """Yields the anomalies of a history, compared with the logs at rest of all partitions."""
+    """Yields the anomalies of a history, compared with the logs at rest of all partitions.
+
+    ``may_be_removed``: whether compaction may have removed a committed record before a consumer received it.
+    """
     outcomes = Outcomes(history, logs)
     yield from outcomes.mixed
     yield from _faults_of_ends(outcomes)
@@ -382,7 +387,7 @@ def faults_of_history(
         told = [one for one in history.stable_ends if one.tp == tp]
         yield from _faults_of_stable_ends(tp, told, ended_transactions(tp, batches))
     for reader in history.readers:
-        yield from _faults_of_reader(reader, outcomes)
+        yield from _faults_of_reader(reader, outcomes, may_be_removed)
     yield from _faults_of_offsets(history, outcomes)
     yield from _cycles(outcomes)
 
@@ -425,7 +430,9 @@ def _lost_and_duplicate_writes(outcomes: Outcomes) -> Iterator[Fault]:
                 yield Fault("committed-write", f"{tp} has {message} {count} times as committed", tp)
 
 
-def _faults_of_reader(reader: CommittedReader, outcomes: Outcomes) -> Iterator[Fault]:
+def _faults_of_reader(
+    reader: CommittedReader, outcomes: Outcomes, may_be_removed: Callable[[PartitionKey, Record], bool]
+) -> Iterator[Fault]:
     """A read_committed consumer has received all committed records below its position, and no others."""
     visible = outcomes.committed.get(reader.tp, {})
     received = dict(reader.received)
@@ -435,7 +442,8 @@ def _faults_of_reader(reader: CommittedReader, outcomes: Outcomes) -> Iterator[F
             text = f"{reader.name} read {message} of {owner} at {reader.tp} offset {offset}, which has"
             yield Fault("aborted-read", f"{text} {visible.get(offset)} as committed", reader.tp)
     for offset, message in visible.items():
-        if offset < reader.position and offset not in received:
+        is_missing = offset < reader.position and offset not in received
+        if is_missing and not may_be_removed(reader.tp, Record(offset, message)):
             owner = outcomes.of_record.get(message)
             text = f"{reader.name} is at {reader.position} of {reader.tp}, and has not received {message}"
             yield Fault("all-or-nothing", f"{text} at {offset} of {owner}, which is committed", reader.tp)

@@ -523,14 +523,14 @@ FORKED_USES: dict[str, Callable[[Producer, Delivery], object]] = {
 def test_every_use_of_the_parents_producer_in_a_forked_child_raises(use: str) -> None:
     producer = Producer("unused:1", {"linger.ms": 60_000, "transactional.id": "x"})
     assert producer._transactions is not None
-    producer._transactions.state = State.OPEN
+    producer._transactions._state = State.IN_TRANSACTION
     try:
         producer._topics["t"] = TopicQueues("t", 1)
         waiting = producer.send("t", b"v")
         assert "create one after the fork" in error_in_child(lambda: FORKED_USES[use](producer, waiting))
         assert not waiting.done()
     finally:
-        producer._transactions.state = State.READY
+        producer._transactions._state = State.READY
         producer.close(0)
 
 

@@ -22,8 +22,9 @@ from tidemill.client.errors import (
     FatalTransactionError,
     ProducerFenced,
     RequestTimeout,
+    error_for,
 )
-from tidemill.client.transaction_manager import ConsumerGroupMetadata, TransactionManager
+from tidemill.client.transaction_manager import ConsumerGroupMetadata, State, TransactionManager
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.testing import Broker
@@ -294,6 +295,29 @@ def test_closing_a_producer_aborts_its_transaction(
     with Producer(broker_address) as other:
         other.send(topic, b"read at once").result(10)
     assert values(broker_address, topic, partitions=1) == [b"read at once"]
+
+
+@pytest.mark.parametrize(
+    ("state", "following"),
+    [
+        (State.READY, State.COMMITTING_TRANSACTION),
+        (State.COMMITTING_TRANSACTION, State.ABORTING_TRANSACTION),
+        (State.ABORTING_TRANSACTION, State.COMMITTING_TRANSACTION),
+        (State.ABORTABLE_ERROR, State.COMMITTING_TRANSACTION),
+        (State.ABORTABLE_ERROR, State.READY),
+        (State.PREPARED_TRANSACTION, State.IN_TRANSACTION),
+        (State.FATAL_ERROR, State.READY),
+    ],
+)
+def test_a_transition_that_is_not_in_the_table_raises(
+    make: MakeProducer, state: State, following: State
+) -> None:
+    transactions = make()._transactional("test")
+    transactions._state = state
+    with pytest.raises(RuntimeError, match=f"{state.name} cannot handle the change to {following.name}"):
+        transactions._change_state(following)
+    assert transactions.state is state
+    transactions._state = State.UNINITIALIZED
 
 
 @pytest.mark.parametrize("operation", ["commit", "abort", "send"])
@@ -620,6 +644,49 @@ def test_an_abort_right_after_the_first_message(
     with producer.transaction():
         producer.send(topic, b"committed")
     assert values(broker_address, topic, partitions=1) == [b"committed"]
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [(ErrorCode.TOPIC_AUTHORIZATION_FAILED, None), (ErrorCode.PRODUCER_FENCED, ProducerFenced)],
+)
+def test_an_abort_while_the_first_partition_is_refused(
+    new_topic: NewTopic,
+    make: MakeProducer,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    code: ErrorCode,
+    outcome: type[ClientError] | None,
+) -> None:
+    if version != "the client adds partitions":
+        return
+    topic, producer = new_topic(1), make(**{"linger.ms": 0})
+    is_adding, may_fail = threading.Event(), threading.Event()
+
+    def refuse(self: TransactionManager, wanted: object, deadline: float) -> None:
+        is_adding.set()
+        assert may_fail.wait(10)
+        raise self._failed(error_for(code, "add partitions"))
+
+    producer.begin()
+    with monkeypatch.context() as patched, ThreadPoolExecutor(1) as threads:
+        patched.setattr(TransactionManager, "_add_partitions", refuse)
+        producer.send(topic, b"aborted")
+        assert is_adding.wait(10)
+        aborted = threads.submit(producer.abort)
+        assert producer._transactions is not None
+        while producer._transactions.state is not State.ABORTING_TRANSACTION:
+            time.sleep(0.001)
+        may_fail.set()
+        problem = aborted.exception(10)
+    if outcome is not None:
+        assert type(problem) is outcome
+        with pytest.raises(outcome):
+            producer.begin()
+        return
+    assert problem is None
+    with producer.transaction():
+        producer.send(topic, b"committed")
 
 
 @pytest.mark.parametrize("isolation_level", ["read_committed", "read_uncommitted"])

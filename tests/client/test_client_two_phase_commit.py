@@ -130,7 +130,7 @@ def test_the_last_of_several_successors_completes_the_transaction(
     prepared = prepare(make(), topic, b"a")
     second, third = make(), make()
     transactions = second._transactional("test")
-    transactions._init_producer_id(second._deadline(None), keeps_prepared=True)
+    transactions._initialize(second._deadline(None), keeps_prepared=True)
     assert third.complete(prepared) is True
     with pytest.raises(ProducerFenced):
         second.complete(prepared)

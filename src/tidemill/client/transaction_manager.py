@@ -5,6 +5,8 @@
                ├─ prepare ──► commit, abort, or complete, also by another producer
                └─ a message failed ──► only abort is possible
 
+:data:`TRANSITIONS` has the states, by Kafka's names.
+
 A broker with the feature ``transaction.version`` 2 adds partitions itself, and the epoch grows with each
 transaction. Otherwise the producer adds a partition before it sends the first batch there.
 
@@ -21,7 +23,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from enum import Enum
+from enum import IntEnum
 from typing import Final, NamedTuple, TypeVar
 
 from tidemill.client.connection import Connection
@@ -39,6 +41,7 @@ from tidemill.client.group_requests import COORDINATOR_MOVED, call_coordinator
 from tidemill.client.network_client import TRANSACTION, NetworkClient
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.transaction_types import TRANSACTION_VERSION
+from tidemill.model.transition_table import NONE, TransitionTable
 from tidemill.model.types import TopicPartition, by_topic
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
@@ -113,16 +116,81 @@ class PreparedTransaction(NamedTuple):
     epoch: int
 
 
-class State(Enum):
-    """The state of the producer."""
+class State(IntEnum):
+    """The states of the producer."""
 
-    READY = "no transaction is open"
-    OPEN = "a transaction is open"
-    PREPARED = "a transaction is prepared"
-    ABORTABLE = "the transaction can only be aborted"
-    COMMITTING = "a commit was not confirmed yet: repeat it"
-    ABORTING = "an abort was not confirmed yet: repeat it"
-    FATAL = "the producer can only be closed"
+    UNINITIALIZED = 0
+    """It has no producer id."""
+    INITIALIZING = 1
+    READY = 2
+    IN_TRANSACTION = 3
+    PREPARED_TRANSACTION = 4
+    COMMITTING_TRANSACTION = 5
+    ABORTING_TRANSACTION = 6
+    ABORTABLE_ERROR = 7
+    FATAL_ERROR = 8
+
+
+STATE_TEXTS: Final = {
+    State.UNINITIALIZED: "no transaction is open",
+    State.INITIALIZING: "another thread begins",
+    State.READY: "no transaction is open",
+    State.IN_TRANSACTION: "a transaction is open",
+    State.PREPARED_TRANSACTION: "a transaction is prepared",
+    State.COMMITTING_TRANSACTION: "a commit was not confirmed yet: repeat it",
+    State.ABORTING_TRANSACTION: "an abort was not confirmed yet: repeat it",
+    State.ABORTABLE_ERROR: "the transaction can only be aborted",
+    State.FATAL_ERROR: "the producer can only be closed",
+}
+"""The states in the errors of calls that they do not allow."""
+
+FOLLOWING: Final = {
+    # A failed InitProducerId may be repeated.
+    State.UNINITIALIZED: {State.INITIALIZING},
+    State.INITIALIZING: {
+        State.UNINITIALIZED,
+        State.READY,
+        State.PREPARED_TRANSACTION,
+        State.ABORTABLE_ERROR,
+    },
+    State.READY: {State.IN_TRANSACTION},
+    State.IN_TRANSACTION: {
+        State.PREPARED_TRANSACTION,
+        State.COMMITTING_TRANSACTION,
+        State.ABORTING_TRANSACTION,
+        State.ABORTABLE_ERROR,
+    },
+    State.PREPARED_TRANSACTION: {State.COMMITTING_TRANSACTION, State.ABORTING_TRANSACTION},
+    # A commit or an abort whose response was lost is repeated. It includes the InitProducerId that follows.
+    State.COMMITTING_TRANSACTION: {
+        State.COMMITTING_TRANSACTION,
+        State.READY,
+        State.ABORTABLE_ERROR,
+    },
+    # An abort that failed is repeated. Without a producer id there was no transaction to abort.
+    State.ABORTING_TRANSACTION: {
+        State.ABORTING_TRANSACTION,
+        State.READY,
+        State.UNINITIALIZED,
+        State.ABORTABLE_ERROR,
+    },
+    State.ABORTABLE_ERROR: {State.ABORTING_TRANSACTION, State.ABORTABLE_ERROR},
+    State.FATAL_ERROR: set(),
+}
+"""The states that may follow each state; FATAL_ERROR may follow each."""
+
+TRANSITIONS: Final = TransitionTable(
+    "producer",
+    [state.name for state in State],
+    [f"the change to {state.name}" for state in State],
+    [
+        [int(to) if to in FOLLOWING[state] or to is State.FATAL_ERROR else NONE for to in State]
+        for state in State
+    ],
+)
+"""An event is the next state. Source: Apache Kafka, ``TransactionManager.State.isTransitionValid``. There a
+producer initializes again after a commit or an abort; here that is part of it.
+"""
 
 
 class TransactionManager:
@@ -137,7 +205,7 @@ class TransactionManager:
         has_two_phase_commit: bool = False,
     ) -> None:
         self.transactional_id = transactional_id
-        self.state = State.READY
+        self._state = State.UNINITIALIZED
         self.producer_id = -1
         self.epoch = -1
         self.is_implicit = False
@@ -145,7 +213,7 @@ class TransactionManager:
         self._network_client = network_client
         self._timeout_ms = timeout_ms
         self._has_two_phase_commit = has_two_phase_commit
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._sends_offsets = threading.Lock()
         """Held while a thread sends offsets."""
         self._adds_partitions = threading.Lock()
@@ -169,53 +237,80 @@ class TransactionManager:
         """
         self._prepared: PreparedTransaction | None = None
         """The prepared transaction, until its end is confirmed."""
-        self._is_beginning = False
         self._is_ending = False
         """Whether a thread commits or aborts the transaction, which gets no further messages."""
+
+    @property
+    def state(self) -> State:
+        """The state; only :meth:`_change_state` changes it."""
+        return self._state
+
+    def _change_state(self, following: State) -> None:
+        """Changes the state. Raises RuntimeError if :data:`TRANSITIONS` does not allow it."""
+        with self._lock:
+            self._state = State(TRANSITIONS.after(int(self._state), int(following)))
 
     # -- the application's calls ---------------------------------------------------------------------------
 
     def init(self, deadline: float) -> None:
         """Requests the id and the epoch, and so aborts the transaction of a former producer."""
-        if self.producer_id < 0:
-            self._init_producer_id(deadline)
+        if self._state is State.UNINITIALIZED:
+            self._initialize(deadline, keeps_prepared=False)
+
+    def _initialize(self, deadline: float, *, keeps_prepared: bool) -> None:
+        """Requests the id and the epoch. The state is UNINITIALIZED before, and again after a failure."""
+        with self._lock:
+            if self._state is not State.UNINITIALIZED:
+                raise ClientError(f"cannot begin: {STATE_TEXTS[self._state]}")
+            self._change_state(State.INITIALIZING)
+        try:
+            self._init_producer_id(deadline, keeps_prepared=keeps_prepared)
+        except BaseException:
+            with self._lock:
+                if self.state is State.INITIALIZING:
+                    self._change_state(State.UNINITIALIZED)
+            raise
+        self._change_state(State.READY if self._prepared is None else State.PREPARED_TRANSACTION)
 
     def begin(self, deadline: float) -> None:
         """Begins a transaction. Raises ClientError if one is open."""
         self.check_usable()
+        self._check_may_begin()
+        self.init(deadline)
         with self._lock:
-            if self._is_beginning:
-                raise ClientError("cannot begin a transaction: another thread begins one")
-            if self.state is not State.READY:
-                raise ClientError(f"cannot begin a transaction: {self.state.value}; commit or abort it first")
-            self._is_beginning = True
-        try:
-            self.init(deadline)
-            self.state = State.OPEN
-        finally:
-            self._is_beginning = False
+            # Another thread may have begun meanwhile.
+            self._check_may_begin()
+            self._change_state(State.IN_TRANSACTION)
+
+    def _check_may_begin(self) -> None:
+        state = self._state
+        if state in (State.UNINITIALIZED, State.READY):
+            return
+        advice = "" if state is State.INITIALIZING else "; commit or abort it first"
+        raise ClientError(f"cannot begin a transaction: {STATE_TEXTS[state]}{advice}")
 
     @property
     def is_open(self) -> bool:
         """Whether nothing but this producer ends the transaction before its timeout, and can abort it."""
-        return self.state in (State.OPEN, State.ABORTABLE, State.ABORTING)
+        return self._state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR, State.ABORTING_TRANSACTION)
 
     def check_usable(self) -> None:
         """Raises the error after which the producer can only be closed."""
-        if self.state is State.FATAL and self._error is not None:
+        if self._state is State.FATAL_ERROR and self._error is not None:
             raise self._error
 
     def check_open(self) -> None:
         """Raises ClientError unless messages can be added to the transaction."""
-        if self.state is State.OPEN and not self._is_ending:
+        if self._state is State.IN_TRANSACTION and not self._is_ending:
             return
         self.check_usable()
         if self._is_ending:
             raise ClientError("no message can be sent: another thread ends the transaction")
         if self._error is not None:
             raise self._error
-        advice = "call begin()" if self.state is State.READY else "commit or abort it"
-        raise ClientError(f"no message can be sent: {self.state.value}; {advice} first")
+        state = self._state
+        advice = "call begin()" if state in (State.UNINITIALIZED, State.READY) else "commit or abort it"
+        raise ClientError(f"no message can be sent: {STATE_TEXTS[state]}; {advice} first")
 
     def send_offsets(
         self,
@@ -341,14 +436,18 @@ class TransactionManager:
         """Prepares the transaction, whose messages were all acknowledged or have failed."""
         self.check_usable()
         with self._lock:
-            if self.state is State.ABORTABLE and self._error is not None:
-                raise self._error
-            if self.state is not State.OPEN:
-                raise ClientError(f"cannot prepare: {self.state.value}; call begin() first")
+            self._check_no_error()
+            if self._state is not State.IN_TRANSACTION:
+                raise ClientError(f"cannot prepare: {STATE_TEXTS[self._state]}; call begin() first")
             self._check_offsets()
+            self._change_state(State.PREPARED_TRANSACTION)
             self._prepared = PreparedTransaction(self.producer_id, self.epoch)
-            self.state = State.PREPARED
             return self._prepared
+
+    def _check_no_error(self) -> None:
+        """Raises the error after which the transaction can only be aborted."""
+        if self._state is State.ABORTABLE_ERROR and self._error is not None:
+            raise self._error
 
     def _check_offsets(self) -> None:
         """Raises AbortableTransactionError if offsets that were to be sent may lack in the transaction."""
@@ -365,12 +464,12 @@ class TransactionManager:
         A producer that has not begun takes over the transaction of its transactional id.
         """
         self.check_usable()
+        if self._state is State.UNINITIALIZED:
+            self._initialize(deadline, keeps_prepared=True)
+            if self._prepared is None:
+                return False
         if self._prepared is None:
-            if self.producer_id >= 0:
-                raise ClientError(f"cannot complete a transaction: {self.state.value}")
-            self._init_producer_id(deadline, keeps_prepared=True)
-        if self._prepared is None:
-            return False
+            raise ClientError(f"cannot complete a transaction: {STATE_TEXTS[self._state]}")
         self.end(self._prepared == prepared, deadline)
         return True
 
@@ -381,17 +480,20 @@ class TransactionManager:
         """
         self.check_usable()
         if is_commit:
-            if self.state is State.ABORTABLE and self._error is not None:
-                raise self._error
+            self._check_no_error()
             self._check_offsets()
-            expected = {State.OPEN, State.PREPARED, State.COMMITTING}
-        else:
-            expected = {State.OPEN, State.PREPARED, State.ABORTABLE, State.ABORTING}
-        if self.state not in expected:
-            raise ClientError(f"cannot {'commit' if is_commit else 'abort'}: {self.state.value}")
+        following = State.COMMITTING_TRANSACTION if is_commit else State.ABORTING_TRANSACTION
         with self._lock:
-            self.state = State.COMMITTING if is_commit else State.ABORTING
+            if following not in FOLLOWING[self._state]:
+                raise ClientError(f"cannot {'commit' if is_commit else 'abort'}: {STATE_TEXTS[self._state]}")
+            self._change_state(following)
         self._await_added_partitions(deadline)
+        with self._lock:
+            # The partitions may have been refused meanwhile.
+            self.check_usable()
+            if is_commit:
+                self._check_no_error()
+            self._change_state(following)
         before = (self.producer_id, self.epoch)
         if self._error is not None and self._error.code is ErrorCode.INVALID_PRODUCER_ID_MAPPING:
             # The coordinator has removed the transactional id, which was not used for long.
@@ -408,7 +510,7 @@ class TransactionManager:
             self._missing_offsets.clear()
             self._is_used = self._needs_epoch = self._has_group = False
             self._error = self._prepared = None
-            self.state = State.READY
+            self._change_state(State.UNINITIALIZED if self.producer_id < 0 else State.READY)
 
     def _await_added_partitions(self, deadline: float) -> None:
         """Waits until no partition is being added: that would begin another transaction after the end."""
@@ -477,7 +579,6 @@ class TransactionManager:
                         response.ongoing_txn_producer_id, response.ongoing_txn_producer_epoch
                     )
                     self._is_used = self._needs_epoch = True
-                    self.state = State.PREPARED
             return response.error_code
 
         self._call(deadline, f"begin with transactional id {self.transactional_id!r}", send)
@@ -535,8 +636,9 @@ class TransactionManager:
                 error = AbortableTransactionError(f"{failure}; abort the transaction", code)
             else:
                 error = FatalTransactionError(f"{failure}; close this producer", code)
-            self._error = error
-            self.state = State.ABORTABLE if code in ABORTABLE else State.FATAL
+            if self._state is not State.FATAL_ERROR:
+                self._change_state(State.ABORTABLE_ERROR if code in ABORTABLE else State.FATAL_ERROR)
+                self._error = error
         return error
 
     # -- the sender thread's calls -------------------------------------------------------------------------
@@ -546,7 +648,7 @@ class TransactionManager:
 
         A message that another thread sent while a transaction ended waits for the next one.
         """
-        if self.state is not State.OPEN:
+        if self._state is not State.IN_TRANSACTION:
             return False
         if self.is_implicit:
             self._is_used = True
@@ -561,7 +663,7 @@ class TransactionManager:
     @property
     def sending_error(self) -> ClientError | None:
         """The error that stops the sending of the transaction; None without an error."""
-        return self._error if self.state in (State.ABORTABLE, State.FATAL) else None
+        return self._error if self._state in (State.ABORTABLE_ERROR, State.FATAL_ERROR) else None
 
     def take_new_partitions(self) -> bool:
         """Whether partitions to add were found since the last call."""
@@ -571,7 +673,7 @@ class TransactionManager:
     @property
     def has_partitions_to_add(self) -> bool:
         """Whether :meth:`add_partitions` has work."""
-        return bool(self._to_add) and self.state is State.OPEN
+        return bool(self._to_add) and self._state is State.IN_TRANSACTION
 
     def add_partitions(self, deadline: float) -> None:
         """Adds the partitions of waiting batches to the transaction. Raises ClientError."""
@@ -618,12 +720,12 @@ class TransactionManager:
         """Notes that a message of the transaction was not written: it can only be aborted."""
         with self._lock:
             self._needs_epoch = True
-            if self.state not in (State.OPEN, State.COMMITTING):
+            if self._state not in (State.IN_TRANSACTION, State.COMMITTING_TRANSACTION):
                 return
             if isinstance(problem, ClientClosed):
                 return
             code = problem.code if isinstance(problem, KafkaError) else None
-            self.state = State.ABORTABLE
+            self._change_state(State.ABORTABLE_ERROR)
             self._error = AbortableTransactionError(
                 f"a message of the transaction was not written: {problem}; abort the transaction", code
             )

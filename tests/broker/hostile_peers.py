@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import struct
-import threading
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hostile_frames import produce_frame
-
-from tidemill.records.builder import BatchBuilder
 from tidemill.testing import Broker
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.header import decode_response, encode_request
@@ -25,18 +24,19 @@ from tidemill.wire.messages.create_topics import (
     CreateTopicsRequest,
 )
 from tidemill.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from tidemill.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 
-LATENCY_S_MAX = 3.0
-"""The limit for the response time of a normal client on a machine that also runs the attack."""
+LATENCY_S_MAX = 1.0
+"""The limit for a round of a normal client, without the time in which no processor is free for it."""
+NORMAL_CLIENT_PROCESS = os.path.join(os.path.dirname(__file__), "normal_client_process.py")
 FAULTS = ("Traceback", "the handler of a request of", "never retrieved", "Exception in callback")
 
 
 class Peer:
     """A client that sends one request after the other, in any version."""
 
-    def __init__(self, broker: Broker, timeout_s: float = 20.0) -> None:
-        self.socket = socket.create_connection((broker.host, broker.port), timeout=timeout_s)
+    def __init__(self, broker: Broker | tuple[str, int], timeout_s: float = 20.0) -> None:
+        address = (broker.host, broker.port) if isinstance(broker, Broker) else broker
+        self.socket = socket.create_connection(address, timeout=timeout_s)
         self.correlation_id = 0
 
     def ask(self, key: int, version: int, request: Any) -> Any:
@@ -120,72 +120,62 @@ def fetch_request(
     return FetchRequest(session_epoch=-1, topics=[FetchTopic(topic_id=topic_id, partitions=[part])], **values)
 
 
-class NormalClient(threading.Thread):
-    """A normal client of its own topic, which checks each response and its time."""
+class NormalClient:
+    """A normal client of its own topic, which checks each response and its time, in another process."""
 
-    def __init__(self, broker: Broker, topic: str = "honest") -> None:
-        super().__init__(name="client_thread", daemon=True)
-        self.broker = broker
-        self.topic = topic
-        self.topic_id = make_topic(broker, topic)
-        self.peer = Peer(broker)
-        self.rounds = 0
-        self.slowest_s = 0.0
-        self.problem: BaseException | None = None
-        self.ending = threading.Event()
-
-    def run(self) -> None:
-        try:
-            while not self.ending.is_set():
-                began = time.monotonic()
-                self.round()
-                self.slowest_s = max(self.slowest_s, time.monotonic() - began)
-                time.sleep(0.002)
-        except BaseException as problem:  # noqa: BLE001 - told by the test
-            self.problem = problem
-
-    def round(self) -> None:
-        """Requests the metadata of the topic, writes a message, and reads it."""
-        peer = self.peer
-        wanted = MetadataRequest(
-            topics=[MetadataRequestTopic(name=self.topic)], allow_auto_topic_creation=False
+    def __init__(self, broker: Broker, topic: str) -> None:
+        topic_id = make_topic(broker, topic)
+        arguments = [broker.host, str(broker.port), str(broker.pid), topic, topic_id.hex()]
+        self._process = subprocess.Popen(
+            [sys.executable, NORMAL_CLIENT_PROCESS, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
-        (found,) = peer.ask(ApiKey.METADATA, 12, wanted).topics
-        assert (found.error_code, found.topic_id, len(found.partitions)) == (0, self.topic_id, 1)
-        value = b"message %d" % self.rounds
-        builder = BatchBuilder()
-        builder.append(1_700_000_000_000, None, value)
-        peer.correlation_id += 1
-        peer.socket.sendall(
-            produce_frame(13, self.topic, self.topic_id, builder.build(), 1, peer.correlation_id)
-        )
-        (part,) = peer.answer(ApiKey.PRODUCE, 13).responses[0].partition_responses
-        assert (part.error_code, part.base_offset) == (0, self.rounds)
-        (topic,) = peer.ask(ApiKey.FETCH, 17, fetch_request(self.topic_id, self.rounds)).responses
-        assert topic.partitions[0].records.endswith(value + b"\0")
-        self.rounds += 1
+        self._read()
 
-    def end(self) -> None:
-        """Stops, and raises the error."""
-        self.ending.set()
-        self.join(30)
-        self.peer.close()
-        if self.problem is not None:
-            raise self.problem
-        assert not self.is_alive(), "the normal client waits for an answer"
+    @property
+    def rounds(self) -> int:
+        """The number of rounds until now."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        rounds: int = self._read()["rounds"]
+        return rounds
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the process of the normal client has ended"
+        found: dict[str, Any] = json.loads(line)
+        assert found["problem"] is None, found["problem"]
+        return found
+
+    def end(self) -> tuple[int, float]:
+        """Stops. Returns the number of rounds, and how long the broker took for the slowest, in seconds."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        found = self._read()
+        return found["rounds"], found["slowest_s"]
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 @contextmanager
 def normal_client(broker: Broker, latency_s_max: float = LATENCY_S_MAX) -> Iterator[NormalClient]:
     """Runs a normal client meanwhile. Fails after a wrong or late response."""
-    client_thread = NormalClient(broker, f"honest-{time.monotonic_ns()}")
-    client_thread.start()
-    try:
-        yield client_thread
-    finally:
-        client_thread.end()
-    assert client_thread.rounds > 0
-    assert client_thread.slowest_s < latency_s_max, f"a normal client waited {client_thread.slowest_s:.2f} s"
+    with contextlib.closing(NormalClient(broker, f"honest-{time.monotonic_ns()}")) as client:
+        yield client
+        rounds, slowest_s = client.end()
+    assert rounds > 0
+    assert slowest_s < latency_s_max, f"the broker made a normal client wait {slowest_s:.2f} s"
 
 
 @contextmanager
@@ -199,10 +189,10 @@ def under_attack(
         )
     before = len(broker.log)
     pid = broker.pid
-    with normal_client(broker, latency_s_max) as client_thread:
+    with normal_client(broker, latency_s_max) as client:
         time.sleep(0.2)
         resident = resident_mb(pid)
-        yield client_thread
+        yield client
     grown = resident_mb(pid) - resident
     check_log(broker, before)
     assert grown < growth_mb_max, f"resident memory grew by {grown:.0f} MB from {resident:.0f} MB"

@@ -47,22 +47,22 @@ def open_connections(broker: Broker, count: int = CROWD) -> Iterator[list[socket
 
 
 def test_a_thousand_silent_connections_do_not_disturb_others(broker: Broker) -> None:
-    with under_attack(broker, CROWD * KB_EACH_MAX / 1024) as client_thread, open_connections(broker):
-        before = client_thread.rounds
+    with under_attack(broker, CROWD * KB_EACH_MAX / 1024) as client, open_connections(broker):
+        before = client.rounds
         time.sleep(2)
-        assert client_thread.rounds > before
+        assert client.rounds > before
 
 
 def test_a_thousand_slow_connections_do_not_disturb_others(broker: Broker) -> None:
     frame = encode_request(ApiKey.METADATA, 1, 7, "slow", MetadataRequest(topics=[]))
-    with under_attack(broker, CROWD * KB_EACH_MAX / 1024) as client_thread, open_connections(broker) as peers:
-        before = client_thread.rounds
+    with under_attack(broker, CROWD * KB_EACH_MAX / 1024) as client, open_connections(broker) as peers:
+        before = client.rounds
         for byte in frame[:6]:
             began = time.monotonic()
             for peer in peers:
                 peer.sendall(bytes([byte]))
             time.sleep(max(0.0, 1 - (time.monotonic() - began)))
-        assert client_thread.rounds > before
+        assert client.rounds > before
         for peer in peers[::100]:  # A slow but complete request is answered.
             peer.sendall(frame[6:])
             (size, correlation_id) = struct.unpack(">ii", peer.recv(8))
@@ -191,7 +191,8 @@ def test_deep_pipelines_are_answered_completely_and_in_order(broker: Broker) -> 
 
 def test_unread_responses_of_a_pipeline_do_not_accumulate(broker: Broker) -> None:
     frame = encode_request(ApiKey.API_VERSIONS, 0, 1, None, ApiVersionsRequest())
-    # The broker answers some hundred requests of a client at a time, so that others wait less than 1 s.
+    # The broker answers some hundred requests of a client at a time, so that the three requests of a round
+    # of others wait less than 1.5 s together.
     with under_attack(broker, 60, 1.5), open_connections(broker, 5) as peers:
         for peer in peers:
             peer.settimeout(0.3)

@@ -318,8 +318,8 @@ def test_other_requests_are_handled_during_conversions(broker: Broker, topic: st
     make_topic(broker, topic)
     for number in range(10):
         assert produce(broker, topic, batch(500 * number, 500, GZIP, 1500), 8).error_code == 0
-    with under_attack(broker, GROWTH_MB_MAX) as client_thread:
-        before = client_thread.rounds
+    with under_attack(broker, GROWTH_MB_MAX) as client:
+        before = client.rounds
         readers = [
             threading.Thread(target=read_on, args=(broker, version, topic, 5000, ALL))
             for version in (0, 2, 2, 3)
@@ -328,7 +328,7 @@ def test_other_requests_are_handled_during_conversions(broker: Broker, topic: st
             reader.start()
         for reader in readers:
             reader.join(90)
-        assert client_thread.rounds > before + 10
+        assert client.rounds > before + 10
 
 
 def test_a_slow_consumer_uses_little_memory(broker: Broker, topic: str) -> None:

@@ -25,7 +25,7 @@ from tidemill.wire.messages.create_topics import (
 )
 from tidemill.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 
-LATENCY_S_MAX = 1.0
+LATENCY_S_MAX = 3.0
 """The limit for a round of a normal client, without the time in which no processor is free for it."""
 NORMAL_CLIENT_PROCESS = os.path.join(os.path.dirname(__file__), "normal_client_process.py")
 FAULTS = ("Traceback", "the handler of a request of", "never retrieved", "Exception in callback")

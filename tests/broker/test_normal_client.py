@@ -52,7 +52,7 @@ def test_a_broker_that_does_nothing_for_long_makes_the_client_wait(broker: Broke
 
 
 def test_such_a_wait_fails_a_test(broker: Broker) -> None:
-    with pytest.raises(AssertionError, match="made a normal client wait"), normal_client(broker):
+    with pytest.raises(AssertionError, match="made a normal client wait"), normal_client(broker, 1.0):
         pause(broker)
 
 

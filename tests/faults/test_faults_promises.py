@@ -253,7 +253,7 @@ def write(place: Stage, topic: str, values: range, acks: int, patience_ms: int =
                 acknowledged.append(value)
 
         producer.produce(topic, f"w {value}".encode(), partition=0, on_delivery=on_delivery)
-    producer.flush(20)
+    producer.flush(patience_ms / 1000 + 10)
     return acknowledged
 
 

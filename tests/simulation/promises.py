@@ -191,9 +191,9 @@ EXCUSES = {
     "static-id": "coordinator: a stable group has another member id for a static member than its log: the "
     "member has returned, and the write of the new id is in progress or has failed",
     "in-doubt": "positions: an unanswered commit without a group generation may take effect later",
-    "compacted": "acks-all, read, acks-1, restart, no-gap, order, retention, equal: a newer record of the "
-    "key exists, as `compaction` permits; no-hole, one-batch, epochs, producers, follower-position, "
-    "follows: compaction has removed the batches that would show it",
+    "compacted": "acks-all, read, acks-1, restart, no-gap, order, retention, equal, all-or-nothing: a newer "
+    "record of the key exists, as `compaction` permits; no-hole, one-batch, epochs, producers, "
+    "follower-position, follows: compaction has removed the batches that would show it",
     "aborted-removed": "acks-all, read, acks-1, restart, order: compaction has removed a record of an "
     "aborted transaction, as `compaction` permits",
     "tombstone-expired": "acks-all, read, acks-1, restart, no-gap, order, retention, equal: a tombstone of "

@@ -131,7 +131,7 @@ def test_a_cleaning_does_not_apply_to_the_log_of_the_next_process(is_same_proces
     partition = SimpleNamespace(log=kept.log, high_watermark=5)
     node = SimpleNamespace(name="broker-1", files=kept.files, all_partitions=[partition])
     job = SimpleNamespace(name="t-0", directory="/data/t-0", segments=[], upper_bound=0)
-    world = SimpleNamespace(promises=checked.promises)
+    world = SimpleNamespace(promises=checked.promises, cleaning_begins=lambda *of: None)
     check = CleaningCheck(cast(Any, world), cast(Any, node), cast(Any, job))
     segment = "/data/t-0/" + offset_name(0, LOG)
     cleaned = kept.files.open(segment + CLEANED, create=True)
@@ -156,7 +156,9 @@ def test_tombstones_are_removed_when_a_start_would_complete_their_swap() -> None
     node = SimpleNamespace(name="broker-1", files=kept.files, all_partitions=[partition])
     one = SimpleNamespace(base_offset=0)
     job = SimpleNamespace(name="t-0", directory="/data/t-0", segments=[one], upper_bound=0)
-    world = SimpleNamespace(promises=checked.promises, node=lambda broker: node)
+    world = SimpleNamespace(
+        promises=checked.promises, node=lambda broker: node, cleaning_begins=lambda *of: None
+    )
     check = CleaningCheck(cast(Any, world), cast(Any, node), cast(Any, job))
     check.watch(cast(Any, SimpleNamespace(old=(0,))))
     removed = checked.promises.compaction._removed

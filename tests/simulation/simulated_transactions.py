@@ -17,6 +17,7 @@ arrive in its next transaction, which has the same epoch.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -87,8 +88,8 @@ HELD = 0.08
 """The share of transactions with a batch that the network holds until their end."""
 AHEAD_S_MEANS = (0.002, 0.01, 0.05)
 """How long before the end of the transaction such a batch is sent."""
-ASKED_AHEAD_S = (0.02, 0.05, 0.1)
-"""The same for a batch whose leader asks the coordinator."""
+ASKED_AHEAD_S = 0.3
+"""The same at most for a batch whose leader asks the coordinator: until the network holds the answer."""
 OTHER_END = 0.15
 """The share of aborted transactions whose commit is requested after that."""
 AFTER_END_S_MEAN = 0.1
@@ -277,7 +278,7 @@ class TransactionalProducer(Client):
         partitions: int,
         history: TransactionHistory,
         phases: ChangePhases,
-        hold_answer: Callable[[str], None],
+        hold_answer: Callable[[str], asyncio.Event],
         prepared: Prepared | None,
         pause_s: float,
     ) -> None:
@@ -561,19 +562,19 @@ class TransactionalProducer(Client):
         written = {batch.partition for batch in one.batches}
         others = [each for each in range(self.partitions) if each not in written]
         partition = self.random.choice(others or sorted(written))
-        if others:
-            self._hold_answer(self.transactional_id)
         if self.version == 1:
             await self._add_partitions(one, [partition])
+        held = self._hold_answer(self.transactional_id) if others else None
         batch = self._new_batch(one, partition)
         self.events.count("batches held by the network")
         if self.topic_id:
             late = self._arrive_late(one.history, batch, 0.0)
             self._late.append(asyncio.get_running_loop().create_task(late))
-        mean_s = self.random.choice(AHEAD_S_MEANS)
-        await asyncio.sleep(
-            self.random.choice(ASKED_AHEAD_S) if others else self.random.expovariate(1 / mean_s)
-        )
+        if held is None:
+            await asyncio.sleep(self.random.expovariate(1 / self.random.choice(AHEAD_S_MEANS)))
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(held.wait(), ASKED_AHEAD_S)
 
     async def _read(self, one: OpenTransaction) -> None:
         """Reads on in a partition, as read_committed."""

@@ -28,7 +28,6 @@ from simulated_network import Socket
 from tidemill.broker.add_partitions_to_txn_manager import AddPartitionsToTxnManager
 from tidemill.broker.replica_fetcher_manager import LeaderEndPoint
 from tidemill.broker.transaction_markers import VERSIONS, LeaderDestinations, MarkerWriter, _request
-from tidemill.coordination.topic_image import TRANSACTION_TOPIC
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.transaction_types import MarkerToWrite
 from tidemill.model.types import TopicPartition
@@ -49,8 +48,8 @@ FORMER_LATE, FORMER_LATE_S_MEAN = 0.7, 0.05
 """The share of markers of a former coordinator that arrive after one of its successor."""
 ANSWERS_HELD, ANSWERS_HELD_S_MEAN = 0.1, 0.1
 """The share of questions about partitions."""
-AWAITED_S_MEAN = 0.3
-"""How long an answer is held whose transaction ends meanwhile."""
+AWAITED_S, AWAITED_S_MEAN = 0.1, 0.3
+"""How long an answer is held whose transaction ends meanwhile: at least, and on average after that."""
 MARKER_VERSION = VERSIONS[1]
 
 MarkerKey = tuple[TopicPartition, int]
@@ -77,8 +76,8 @@ class TransactionNetwork:
         """The last marker that was sent for a partition and producer."""
         self._former: dict[MarkerKey, PartitionMarker] = {}
         """The last one of a former coordinator."""
-        self._held_ids: set[str] = set()
-        """Transactional ids: the next answer about their partitions is held."""
+        self._awaited: dict[str, asyncio.Event] = {}
+        """By transactional id: the next answer about its partitions is held, which this event tells."""
         self._fetchers: list[Socket] = []
         """The ends of the connections over which followers fetch."""
 
@@ -91,9 +90,12 @@ class TransactionNetwork:
             mock.patch.object(LeaderEndPoint, "__init__", lambda *of: self._begin_fetches(*of)),
         ]
 
-    def hold_answer(self, transactional_id: str) -> None:
-        """The next question about partitions of a transactional id gets its answer late."""
-        self._held_ids.add(transactional_id)
+    def hold_answer(self, transactional_id: str) -> asyncio.Event:
+        """The next question about partitions of a transactional id gets its answer late.
+
+        Returns an event that is set when the answer is held.
+        """
+        return self._awaited.setdefault(transactional_id, asyncio.Event())
 
     def _begin_fetches(self, end_point: LeaderEndPoint, link: Any, *of: Any) -> None:
         """A follower fetches over another connection."""
@@ -163,18 +165,16 @@ class TransactionNetwork:
     async def _ask(self, manager: AddPartitionsToTxnManager, name: str, *of: Any) -> Any:
         """A leader asks a coordinator about partitions."""
         errors = await ASK(manager, name, *of)
-        broker = manager._broker
-        topic = broker.metadata_cache.topic(TRANSACTION_TOPIC)
-        number = broker.transaction_coordinator.runtime.partition_for(name)
-        image = topic.partition(number) if topic is not None else None
-        is_remote = image is not None and image.leader != broker.node_id
-        is_awaited = name in self._held_ids
-        is_held = is_awaited or self._luck.random() < ANSWERS_HELD
-        if is_remote and is_held and not self._ended():
-            self._held_ids.discard(name)
+        awaited = self._awaited.pop(name, None)
+        is_held = awaited is not None or self._luck.random() < ANSWERS_HELD
+        if is_held and not self._ended():
             self._events.count("responses about partitions of transactions held")
-            mean_s = AWAITED_S_MEAN if is_awaited else ANSWERS_HELD_S_MEAN
-            await asyncio.sleep(self._luck.expovariate(1 / mean_s))
+            if awaited is None:
+                held_s = self._luck.expovariate(1 / ANSWERS_HELD_S_MEAN)
+            else:
+                awaited.set()
+                held_s = AWAITED_S + self._luck.expovariate(1 / AWAITED_S_MEAN)
+            await asyncio.sleep(held_s)
         return errors
 
 

@@ -12,7 +12,13 @@ import pytest
 from net_stage import framed, peer_of, socket_pair
 
 from tidemill.log.system_files import SystemFiles
-from tidemill.net.connection import PENDING_RESPONSES_MAX, Connection, FrameHandler, PendingResponse
+from tidemill.net.connection import (
+    PENDING_RESPONSES_MAX,
+    TURN_SECONDS_MAX,
+    Connection,
+    FrameHandler,
+    PendingResponse,
+)
 from tidemill.net.send_queue import FileRange
 
 FRAME_BYTES_MAX = 1_000_000
@@ -139,6 +145,27 @@ def test_frames_from_one_receive_are_delivered_in_order(pair: Pair) -> None:
     pair.peer.send(framed(b"one", b"", b"three"))
     pair.turn(lambda: len(pair.handler.frames) == 3)
     assert pair.handler.frames == [b"one", b"", b"three"]
+
+
+def test_slow_frames_of_one_receive_are_handled_in_several_turns(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+
+    def respond(connection: Connection, frame: bytes) -> bool:
+        nonlocal now_s
+        now_s += TURN_SECONDS_MAX * 0.4
+        return True
+
+    monkeypatch.setattr(pair.loop, "time", lambda: now_s)
+    pair.handler.respond = respond
+    pair.peer.send(framed(*[b"slow"] * 7))
+    handled = []
+    for _ in range(4):
+        pair.loop.call_soon(pair.loop.stop)
+        pair.loop.run_forever()
+        handled.append(len(pair.handler.frames))
+    assert handled == [3, 6, 7, 7]
 
 
 def test_a_frame_received_byte_by_byte_is_complete(pair: Pair) -> None:

@@ -86,6 +86,8 @@ PENDING_RESPONSES_MAX: Final = 64
 """The limit for pending responses of one connection."""
 FRAMES_PER_TURN: Final = 500
 """Frames handled per turn of the event loop. One receive may contain 20,000 small frames."""
+TURN_SECONDS_MAX: Final = 0.01
+"""After this time the next frame waits for the next turn, so that other connections wait little."""
 
 FILE_ERRORS: Final = frozenset({errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO})
 """Errors of ``sendfile`` that are caused by the file."""
@@ -411,6 +413,7 @@ class Connection(MemoryHolder):
         frames = self.frames
         output = self.output
         handled: i64 = 0
+        turn_end_s: float = self.loop.time() + TURN_SECONDS_MAX
         start: i64 = frames.next_frame()
         while start != NEED_DATA:
             unsent: i64 = output.memory_bytes + self._ready_bytes
@@ -421,7 +424,7 @@ class Connection(MemoryHolder):
                 or len(output.parts) > OUT_PARTS_MAX
             ):
                 return True
-            if handled == FRAMES_PER_TURN:
+            if handled > 0 and (handled == FRAMES_PER_TURN or self.loop.time() > turn_end_s):
                 self.resume_frames()
                 return True
             handled += 1

@@ -223,6 +223,5 @@ def abort(
 def _partitions_of(admin: Admin, topics: tuple[str, ...]) -> list[TopicPartition]:
     """Returns the partitions of ``topics``, or of all topics."""
     names = topics or tuple(topic.name for topic in admin.list_topics(include_internal=True))
-    return [
-        TopicPartition(name, one.partition) for name in names for one in admin.describe_topic(name).partitions
-    ]
+    described = admin.describe_topics(names)
+    return [TopicPartition(name, one.partition) for name in names for one in described[name].partitions]

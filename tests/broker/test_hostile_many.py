@@ -39,6 +39,9 @@ class NoLoop:
 
     def remove_writer(self, *_: Any) -> None: ...
 
+    def time(self) -> float:
+        return 0.0
+
 
 class Wire:
     """A socket replacement: returns the given bytes, and accepts all output."""

@@ -95,13 +95,11 @@ class DeletedTopicOffset(NamedTuple):
     topic_id: bytes
     accepted: int
     """The number of writes that the coordinator had begun when it was notified of the deletion."""
-    has_failed: bool = False
-    """Its tombstone could not be written, and is not written again."""
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        """The key of its tombstone."""
-        return self.group, self.topic, self.partition
+    def key(self) -> tuple[str, str, int, bytes]:
+        """The key of its tombstone, with the id of the topic."""
+        return self.group, self.topic, self.partition, self.topic_id
 
 
 class Replayed:
@@ -120,6 +118,10 @@ class Replayed:
         """When the last record of an offset was written that took effect, as a number of records."""
         self._open: dict[int, dict[OffsetKey, tuple[int, OffsetRecord]]] = {}
         """The last record of each offset in the open transaction of a producer."""
+
+    def offset(self, group: str, topic: str, partition: int) -> CommittedOffset | None:
+        """Returns the offset of a partition; None without one."""
+        return self.offsets.get(group, {}).get(topic, {}).get(partition)
 
     def take(self, data: bytes) -> None:
         """Replays batches."""
@@ -186,6 +188,8 @@ class Watched:
         """By the id of the waiter: the records of a commit, and the responses after their write."""
         self.syncs: dict[int, tuple[Waiter, SyncRequest]] = {}
         self.gone: list[DeletedTopicOffset] = []
+        self.kept: set[tuple[str, str, int, bytes]] = set()
+        """Offsets whose tombstones could not be written, and are not written again."""
 
     @property
     def state_machine(self) -> GroupMetadataManager:
@@ -296,15 +300,15 @@ class CoordinatorPromise:
         watched = self._watched.get(shard)
         batch, end = self._ends.pop(id(write.batch), (b"", -1))
         if shard.topic == TRANSACTION_TOPIC:
-            if write.task is not None and not write.task.cancelled() and write.task.exception() is None:
+            if write.result is not None and not write.result.cancelled() and write.result.exception() is None:
                 self.transactions.written(shard, write, batch, end)
             FINISH(shard, write)
             self.transactions.ended(shard, write)
             return
         if watched is not None:
-            task = write.task
+            result = write.result
             marker = next((one.marker for one in write.ending if one.marker is not None), None)
-            if task is None or task.cancelled() or task.exception() is not None:
+            if result is None or result.cancelled() or result.exception() is not None:
                 _tombstones_failed(watched, write)
             elif marker is not None:
                 self._marker_written(watched, marker)
@@ -535,12 +539,12 @@ class CoordinatorPromise:
         """Offsets of deleted topics are removed with the writes that had begun then."""
         waiting = []
         for one in watched.gone:
-            value = watched.replayed.offsets.get(one.group, {}).get(one.topic, {}).get(one.partition)
+            value = watched.replayed.offset(one.group, one.topic, one.partition)
             if one.accepted > watched.shard._ended:
                 waiting.append(one)
                 continue
             is_kept = value is not None and value.topic_id == one.topic_id
-            if is_kept and not (one.has_failed and self._excused("tombstone-unwritten")):
+            if is_kept and not (one.key in watched.kept and self._excused("tombstone-unwritten")):
                 self._tell(watched, f"keeps {value} of {one}")
         watched.gone = waiting
 
@@ -639,12 +643,11 @@ def _tombstones_failed(watched: Watched, write: Write) -> None:
     ]
     # An unencodable record has no batch.
     records += [one for effect in write.ending if not write.batch for one in effect.records]
-    failed = {
-        (one.group, one.topic, one.partition)
-        for one in records
-        if isinstance(one, OffsetRecord) and one.value is None
-    }
-    watched.gone = [one._replace(has_failed=one.has_failed or one.key in failed) for one in watched.gone]
+    for one in records:
+        if isinstance(one, OffsetRecord) and one.value is None:
+            value = watched.replayed.offset(one.group, one.topic, one.partition)
+            if value is not None:
+                watched.kept.add((one.group, one.topic, one.partition, value.topic_id))
 
 
 def _inconsistency_of(group: GroupMetadata) -> str:

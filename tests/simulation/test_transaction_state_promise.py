@@ -34,8 +34,8 @@ class Fake(SimpleNamespace):
 
 def write_of(record: TransactionRecord, then: Any = None, error: Exception | None = None) -> Any:
     """A write that has ended."""
-    task = SimpleNamespace(cancelled=lambda: False, exception=lambda: error)
-    return SimpleNamespace(ending=[Append(records=(record,), then=then, replay=True)], task=task)
+    result = SimpleNamespace(cancelled=lambda: False, exception=lambda: error)
+    return SimpleNamespace(ending=[Append(records=(record,), then=then, replay=True)], result=result)
 
 
 class World:

@@ -233,8 +233,8 @@ class TransactionStatePromise:
 
 
 def _has_failed(write: Write) -> bool:
-    task = write.task
-    return task is not None and not task.cancelled() and task.exception() is not None
+    result = write.result
+    return result is not None and not result.cancelled() and result.exception() is not None
 
 
 def _as_written(one: TransactionMetadata) -> TransactionMetadata:

@@ -122,6 +122,20 @@ class AddPartitionsToTxnManager:
             )
         if leader == NO_BROKER or self._client is None:
             return dict.fromkeys(partitions, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        # A task of its own: the caller may run without one, and a request has timeouts.
+        return await asyncio.ensure_future(
+            self._ask_other(self._client, leader, name, producer, partitions, adds)
+        )
+
+    async def _ask_other(
+        self,
+        client: InterBrokerClient,
+        leader: int,
+        name: str,
+        producer: ProducerIdAndEpoch,
+        partitions: Collection[TopicPartition],
+        adds: bool,
+    ) -> PartitionErrors:
         topics: dict[str, list[int]] = {}
         for one in partitions:
             topics.setdefault(one.topic, []).append(one.partition)
@@ -141,7 +155,7 @@ class AddPartitionsToTxnManager:
         )
         versions = (IMPLICIT_FROM, IMPLICIT_FROM) if adds else (VERIFY_VERSION, IMPLICIT_FROM)
         try:
-            response = await self._client.request(
+            response = await client.request(
                 leader, ApiKey.ADD_PARTITIONS_TO_TXN, versions, request, messages.AddPartitionsToTxnResponse
             )
         except KafkaError as problem:

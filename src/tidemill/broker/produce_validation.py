@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from typing import TypeAlias
 
 from tidemill.broker.conversion_workers import ConversionWorkers
+from tidemill.broker.eager_start import eager_start
 from tidemill.broker.produce_admission import AdmissionResult, BatchAppend, BatchValidation
 from tidemill.broker.produce_codec import Refused
 from tidemill.broker.produce_conversion import ProduceConversion
@@ -56,11 +57,14 @@ class ProduceValidation(BackgroundPreparation):
         self._verify = verify
         self.conversion = ProduceConversion(loop, conversions or ConversionWorkers())
         self._unpacked = asyncio.Semaphore(UNPACKED_MAX)
+        self._begin = eager_start(self.run)
 
     def submit(self, handler: ProduceHandler, admitted: AdmittedRequest) -> None:
-        """Prepares ``admitted`` in a new task."""
+        """Prepares ``admitted``: at once, or in a new task if it has to wait."""
         self.submitted += 1
-        self.tasks.start(self.run(handler, admitted))
+        work = self._begin(handler, admitted)
+        if work is not None:
+            self.tasks.start(work)
 
     async def run(self, handler: ProduceHandler, admitted: AdmittedRequest) -> None:
         """Prepares one request, and appends it."""

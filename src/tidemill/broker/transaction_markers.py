@@ -148,10 +148,11 @@ class LeaderDestinations:
 
     async def _write_here(self, markers: Sequence[PartitionMarker]) -> MarkerErrors:
         writer = MarkerWriter(self._broker)
-        for some in slices_of(markers):
+        for number, some in enumerate(slices_of(markers)):
+            if number:
+                await asyncio.sleep(0)
             for one in some:
                 writer.write(_marker_of(one), one.partition)
-            await asyncio.sleep(0)
         errors = await writer.wait()
         return {
             (one.marker.producer.producer_id, one.partition): error

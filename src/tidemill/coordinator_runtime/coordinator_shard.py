@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -246,41 +246,43 @@ class CoordinatorShard(Generic[MachineT]):
         self._start_batch(write)
         if self._outgoing:
             asyncio.get_running_loop().call_soon(self._flush)
+        self._drain()
 
     def _start_batch(self, write: Write) -> None:
         """Starts the append of a batch, unless it is empty."""
         if write.builder.count:
             self._start(write, self._append(write))
 
-    def _start_alone(
-        self, effect: AnyAppend, append: Coroutine[object, object, None], deadline_ms: int
-    ) -> None:
+    def _start_alone(self, effect: AnyAppend, append: Awaitable[None], deadline_ms: int) -> None:
         """Starts an append that shares no batch."""
         write = Write(deadline_ms)
         write.ending.append(effect)
         self._start(write, append)
 
-    def _start(self, write: Write, append: Coroutine[object, object, None]) -> None:
+    def _start(self, write: Write, append: Awaitable[None]) -> None:
         """Starts ``append``; its completion is handled after those of the earlier writes."""
         self._writes.append(write)
-        task = asyncio.get_running_loop().create_task(append)
-        write.task = task
-        task.add_done_callback(self._drain)
-        self._timers.set(self._append_timer, self._writes[0].deadline_ms)
+        write.result = asyncio.ensure_future(append)
+        if not write.result.done():
+            write.result.add_done_callback(self._drain)
+            self._timers.set(self._append_timer, self._writes[0].deadline_ms)
 
-    async def _append(self, write: Write) -> None:
-        if write.producer is None:
-            write.batch = write.builder.build()
-        else:
-            producer_id, epoch = write.producer.producer
-            write.batch = write.builder.build(producer_id, epoch, transactional=True)
-            write.producer.check()
-        await self._log.append(self.partition, write.batch)
+    def _append(self, write: Write) -> Awaitable[None]:
+        try:
+            if write.producer is None:
+                write.batch = write.builder.build()
+            else:
+                producer_id, epoch = write.producer.producer
+                write.batch = write.builder.build(producer_id, epoch, transactional=True)
+                write.producer.check()
+            return self._log.append(self.partition, write.batch)
+        except Exception as problem:  # noqa: BLE001 - becomes the outcome of the write
+            return _raise(problem)
 
-    async def _append_marker(self, marker: MarkerToWrite) -> None:
-        await self._log.append_marker(self.partition, marker)
+    def _append_marker(self, marker: MarkerToWrite) -> Awaitable[None]:
+        return self._log.append_marker(self.partition, marker)
 
-    def _drain(self, _: object) -> None:
+    def _drain(self, _: object = None) -> None:
         """Handles the completions of writes, in order, unless this is scheduled."""
         if not self._is_draining:
             self._finish_writes()
@@ -304,8 +306,8 @@ class CoordinatorShard(Generic[MachineT]):
     @property
     def _has_completed_write(self) -> bool:
         """Whether the oldest write was committed or has failed."""
-        task = self._writes[0].task if self._writes else None
-        return task is not None and task.done()
+        result = self._writes[0].result if self._writes else None
+        return result is not None and result.done()
 
     def _wake_flush_waiters(self) -> None:
         """Wakes the callers of :meth:`appends_ended` whose appends have ended."""
@@ -356,10 +358,10 @@ class CoordinatorShard(Generic[MachineT]):
         return True
 
     def _outcome(self, write: Write) -> ErrorCode:
-        task = write.task
-        if task is None or task.cancelled():
+        result = write.result
+        if result is None or result.cancelled():
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
-        problem = task.exception()
+        problem = result.exception()
         if problem is None:
             return ErrorCode.NONE
         if isinstance(problem, KafkaError):
@@ -436,7 +438,7 @@ class CoordinatorShard(Generic[MachineT]):
 
 
 async def _raise(problem: Exception) -> None:
-    """Raises ``problem``. It replaces the append of records that cannot be encoded."""
+    """Raises ``problem``. It replaces an append that could not begin."""
     raise problem
 
 

@@ -48,7 +48,7 @@ class Write:
         "producer",
         "records",
         "responded",
-        "task",
+        "result",
     )
 
     def __init__(self, deadline_ms: int, producer: TransactionProducer | None = None) -> None:
@@ -64,4 +64,5 @@ class Write:
         self.deadline_ms = deadline_ms
         self.responded = False
         """Whether the clients already have an error response; the records are replayed once committed."""
-        self.task: asyncio.Task[None] | None = None
+        self.result: asyncio.Future[None] | None = None
+        """Done once the batch is committed, or has failed."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -98,7 +98,7 @@ class TransactionMarkerChannelManager:
     def send(self, markers: Sequence[PartitionMarker]) -> None:
         """Queues markers for the leaders of their partitions."""
         self.unfinished += len(markers)
-        self._route_slices(iter(slices_of(markers, ITEMS_PER_SLICE)))
+        self._route_slices(slices_of(markers, ITEMS_PER_SLICE))
 
     def _route(self, markers: Sequence[PartitionMarker]) -> None:
         leaderless = []
@@ -201,11 +201,11 @@ class TransactionMarkerChannelManager:
 
     def _route_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
-        self._route_slices(iter(slices_of(waiting, ITEMS_PER_SLICE)))
+        self._route_slices(slices_of(waiting, ITEMS_PER_SLICE))
 
-    def _route_slices(self, slices: Iterator[Sequence[PartitionMarker]]) -> None:
+    def _route_slices(self, slices: Sequence[Sequence[PartitionMarker]], at: int = 0) -> None:
         """Routes a slice in each turn of the event loop: there may be markers for all partitions."""
-        some = next(slices, None)
-        if some is not None:
-            self._route(some)
-            asyncio.get_running_loop().call_soon(self._route_slices, slices)
+        if at < len(slices):
+            self._route(slices[at])
+        if at + 1 < len(slices):
+            asyncio.get_running_loop().call_soon(self._route_slices, slices, at + 1)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
+from tidemill.broker.eager_start import eager_start
 from tidemill.broker.handlers.common import fenced_error
 from tidemill.model.errors import ErrorCode
 from tidemill.model.transaction_types import ProducerIdAndEpoch
@@ -26,6 +27,7 @@ IMPLICIT_FROM: Final = 5
 PRODUCER_FENCED_FROM: Final = 2
 
 
+@eager_start
 async def handle(
     broker: Broker, context: RequestContext, request: messages.AddPartitionsToTxnRequest
 ) -> messages.AddPartitionsToTxnResponse:

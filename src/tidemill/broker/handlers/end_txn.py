@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.api_declaration import declare_api
+from tidemill.broker.eager_start import eager_start
 from tidemill.broker.handlers.common import fenced_error
 from tidemill.model.transaction_types import ProducerIdAndEpoch
 from tidemill.transactions.coordinator_effects import EndTransactionRequest
@@ -20,6 +21,7 @@ EPOCH_BUMP_FROM: Final = 5
 PRODUCER_FENCED_FROM: Final = 2
 
 
+@eager_start
 async def handle(
     broker: Broker, context: RequestContext, request: messages.EndTxnRequest
 ) -> messages.EndTxnResponse:

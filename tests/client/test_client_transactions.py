@@ -742,3 +742,65 @@ def test_a_delivery_callback_cannot_end_the_transaction(
     assert "delivery callback" in str(errors[0])
     producer.commit()
     assert values(broker_address, topic, partitions=1) == [b"x"] * len(sent)
+
+
+def admin_at(address: str, monkeypatch: pytest.MonkeyPatch) -> Admin:
+    """Returns an admin client that ends transactions with the version of the protocol under test."""
+    from tidemill.client import admin
+
+    monkeypatch.setattr(admin, "IMPLICIT_VERSION", transaction_manager.IMPLICIT_VERSION)
+    return Admin(address)
+
+
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_a_prepared_transaction_is_ended_from_elsewhere(
+    broker_address: str,
+    new_topic: NewTopic,
+    make: MakeProducer,
+    monkeypatch: pytest.MonkeyPatch,
+    is_commit: bool,
+) -> None:
+    topic = new_topic()
+    with make() as producer:
+        producer.begin()
+        sent = producer.send_batch(topic, [b"one", b"two"])
+        prepared = producer.prepare(may_time_out=True)
+        assert sent.sample().topic == topic
+    name = str(producer.config["transactional.id"])
+    with admin_at(broker_address, monkeypatch) as admin:
+        assert admin.describe_transaction(name).state == "Ongoing"
+        for _ in range(2):
+            admin.end_transaction(name, prepared, is_commit=is_commit)
+        with pytest.raises(ClientError) as caught:
+            admin.end_transaction(name, prepared, is_commit=not is_commit)
+    assert caught.value.code is ErrorCode.INVALID_TXN_STATE
+    assert values(broker_address, topic) == ([b"one", b"two"] if is_commit else [])
+
+
+def test_a_transaction_of_an_earlier_epoch_is_not_ended(
+    broker_address: str, new_topic: NewTopic, make: MakeProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic()
+    former, later = make(), make()
+    former.begin()
+    former.send(topic, b"former")
+    prepared = former.prepare(may_time_out=True)
+    later.begin()
+    later.send(topic, b"later")
+    later.flush()
+    name = str(later.config["transactional.id"])
+    with admin_at(broker_address, monkeypatch) as admin:
+        with pytest.raises(ClientError) as caught:
+            admin.end_transaction(name, prepared, is_commit=True)
+        assert caught.value.code in (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH)
+        assert admin.describe_transaction(name).state == "Ongoing"
+    later.commit()
+    assert values(broker_address, topic) == [b"later"]
+
+
+def test_messages_without_a_batch_have_no_sample(make: MakeProducer, new_topic: NewTopic) -> None:
+    producer = make()
+    producer.begin()
+    with pytest.raises(ValueError, match="no message was sent"):
+        producer.send_batch(new_topic(), []).sample()
+    producer.abort()

@@ -49,7 +49,12 @@ from tidemill.client.consumer_protocol import decode_assignment
 from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout, check, error_for
 from tidemill.client.group_commits import commit_offsets, offsets_to_commit
 from tidemill.client.group_offsets import OffsetAndMetadata, fetch_offsets
-from tidemill.client.group_requests import CONSUMER_PROTOCOL, call_coordinator, leave_group
+from tidemill.client.group_requests import (
+    CONSUMER_PROTOCOL,
+    COORDINATOR_MOVED,
+    call_coordinator,
+    leave_group,
+)
 from tidemill.client.network_client import CONTROL, TRANSACTION
 from tidemill.client.offsets import (
     OffsetAndTimestamp,
@@ -57,8 +62,15 @@ from tidemill.client.offsets import (
     list_offsets,
     list_offsets_or_failures,
 )
-from tidemill.client.transaction_manager import TransactionManager
+from tidemill.client.transaction_manager import (
+    CONCURRENT_BACKOFF_S,
+    END_VERSION_MAX,
+    IMPLICIT_VERSION,
+    PreparedTransaction,
+    TransactionManager,
+)
 from tidemill.model.errors import ErrorCode, ProtocolError
+from tidemill.model.transaction_types import TRANSACTION_VERSION
 from tidemill.model.types import TopicPartition, by_topic
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST, MAX_TIMESTAMP
@@ -92,6 +104,7 @@ from tidemill.wire.messages.describe_transactions import (
     DescribeTransactionsRequest,
     DescribeTransactionsResponse,
 )
+from tidemill.wire.messages.end_txn import EndTxnRequest, EndTxnResponse
 from tidemill.wire.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 from tidemill.wire.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
 from tidemill.wire.messages.offset_delete import (
@@ -580,6 +593,48 @@ class Admin:
         """
         transactions = TransactionManager(self._network_client, transactional_id, FENCE_TIMEOUT_MS)
         transactions.init(self._connections.deadline(timeout))
+
+    def end_transaction(
+        self,
+        transactional_id: str,
+        prepared: PreparedTransaction,
+        *,
+        is_commit: bool,
+        timeout: float | None = None,
+    ) -> None:
+        """Commits or aborts a transaction that its producer has prepared; repeated, it succeeds again.
+
+        Raises ClientError, without an effect on other transactions: INVALID_TXN_STATE if it has ended the
+        other way; INVALID_PRODUCER_EPOCH, PRODUCER_FENCED or INVALID_PRODUCER_ID_MAPPING if it has timed out,
+        or a later producer has begun with the id.
+        """
+        deadline = self._connections.deadline(timeout)
+        request = EndTxnRequest(
+            transactional_id=transactional_id,
+            producer_id=prepared.producer_id,
+            producer_epoch=prepared.epoch,
+            committed=is_commit,
+        )
+        operation = f"{'commit' if is_commit else 'abort'} the transaction of {transactional_id!r}"
+
+        def send(connection: Connection) -> int:
+            version = connection.version(ApiKey.END_TXN)
+            if connection.finalized_features.get(TRANSACTION_VERSION, 0) < IMPLICIT_VERSION:
+                version = min(version, END_VERSION_MAX)
+            code = connection.call(ApiKey.END_TXN, request, EndTxnResponse, version=version).error_code
+            if code in COORDINATOR_MOVED:
+                check(code, operation, broker=connection.address)
+            return code
+
+        while True:
+            code = call_coordinator(self._network_client, transactional_id, deadline, send, TRANSACTION)
+            if code != ErrorCode.CONCURRENT_TRANSACTIONS:
+                check(code, operation)
+                return
+            # The transaction is being ended.
+            if time.monotonic() >= deadline:
+                raise RequestTimeout(f"{error_for(code, operation)}; no success within the timeout")
+            self._network_client.pause(CONCURRENT_BACKOFF_S)
 
     def abort_open_transaction(self, transaction: OpenTransaction, timeout: float | None = None) -> None:
         """Writes an abort marker for a hanging transaction into its partition.

@@ -82,6 +82,15 @@ class BulkDelivery:
                 raise error
         return self.count
 
+    def sample(self, timeout: float | None = None) -> RecordMetadata:
+        """Waits for an acknowledgement; returns the metadata of one of the messages.
+
+        Raises ValueError without messages.
+        """
+        if not self._deliveries:
+            raise ValueError("no message was sent")
+        return self._deliveries[0].result(timeout)
+
 
 class Counts(NamedTuple):
     """The numbers of messages of a producer so far."""
@@ -355,18 +364,21 @@ class Producer:
             self.flush(max(0.0, deadline - time.monotonic()))
             transactions.end(False, deadline)
 
-    def prepare(self, timeout: float | None = None) -> PreparedTransaction:
+    def prepare(self, timeout: float | None = None, *, may_time_out: bool = False) -> PreparedTransaction:
         """Waits until the messages of the transaction are acknowledged, and prepares its end.
 
         For transactions that commit together with another system, such as a database (KIP-939): store the
         result there, in the transaction of that system, and commit that one first; then call :meth:`commit`.
         After a failure another producer with the same ``transactional.id`` reads the stored result and calls
-        :meth:`complete`. Needs ``transaction.two.phase.commit.enable``, here and at the broker.
+        :meth:`complete`. Needs ``transaction.two.phase.commit.enable``, here and at the broker; with
+        ``may_time_out`` not: then the broker aborts the transaction after ``transaction.timeout.ms``. Closing
+        the producer leaves the transaction open, and :meth:`Admin.end_transaction` ends it from elsewhere.
 
         Raises AbortableTransactionError if a message has failed, RequestTimeout if one is still in progress.
         """
         transactions = self._transactional("prepare")
-        transactions.check_two_phase_commit()
+        if not may_time_out:
+            transactions.check_two_phase_commit()
         deadline = self._deadline(timeout)
         with transactions.ending(deadline):
             self.flush(max(0.0, deadline - time.monotonic()))

@@ -11,9 +11,10 @@ from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
 
 from tidemill.model.errors import ConfigError
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.options import check_source_options, parse_sink_options, parse_source_options
+from tidemill.pipeline.message_columns import checked_columns
+from tidemill.pipeline.options import check_source_options, parse_source_options
+from tidemill.pipeline.sink_options import parse_sink_options
 from tidemill.pipeline.source import TidemillDataSource
-from tidemill.pipeline.writer import checked_columns
 from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 
 BASE = {"kafka.bootstrap.servers": "h:1", "subscribe": "a"}
@@ -212,7 +213,9 @@ def test_limits_of_a_stream_are_typed() -> None:
 
 
 def test_a_sink_accepts_a_topic_and_client_options() -> None:
-    options = parse_sink_options({"Topic": " t ", "kafka.bootstrap.servers": "h:1", "kafka.acks": "1"})
+    options = parse_sink_options(
+        {"Topic": " t ", "kafka.bootstrap.servers": "h:1", "kafka.acks": "1"}, streaming=True
+    )
     assert options.topic == "t"
     assert options.client["acks"] == "1"
 
@@ -230,7 +233,7 @@ def test_a_sink_accepts_a_topic_and_client_options() -> None:
 )
 def test_a_sink_refuses_other_options(options: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        parse_sink_options(options)
+        parse_sink_options(options, streaming=True)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +285,7 @@ LOGIN = {
 
 def test_logins_are_options_of_source_and_sink() -> None:
     source = parse_source_options({**BASE, **LOGIN}, streaming=False)
-    sink = parse_sink_options({"topic": "t", "kafka.bootstrap.servers": "h:1", **LOGIN})
+    sink = parse_sink_options({"topic": "t", "kafka.bootstrap.servers": "h:1", **LOGIN}, streaming=True)
     for options in (source, sink, pickle.loads(pickle.dumps(source))):
         assert options.client["sasl.jaas.config"] == LINE
         assert "p4ssword" not in repr(options) + str(options.client) + f"{options.client}"
@@ -384,7 +387,7 @@ def schema_of(fields: str) -> StructType:
 def test_columns_of_the_source_are_written_but_for_those_of_records(
     schema: str, columns: tuple[str, ...]
 ) -> None:
-    assert checked_columns(parse_sink_options(TO_TOPIC), schema_of(schema)) == columns
+    assert checked_columns(parse_sink_options(TO_TOPIC, streaming=True), schema_of(schema)) == columns
 
 
 @pytest.mark.parametrize(
@@ -401,4 +404,45 @@ def test_columns_that_do_not_belong_to_a_message_are_refused(
     schema: str, options: dict[str, str], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        checked_columns(parse_sink_options(options), schema_of(schema))
+        checked_columns(parse_sink_options(options, streaming=True), schema_of(schema))
+
+
+def exactly_once(**options: str) -> dict[str, str]:
+    return {"topic": "t", "kafka.bootstrap.servers": "h:1", "delivery": "exactly-once", **options}
+
+
+def test_exactly_once_has_defaults() -> None:
+    found = parse_sink_options(exactly_once(), streaming=True).exactly_once
+    assert found is not None
+    assert (found.control_topic, found.id_prefix) == ("_tidemill_sink", "tidemill-sink")
+    assert parse_sink_options({**TO_TOPIC}, streaming=True).exactly_once is None
+
+
+def test_a_batch_write_names_what_it_writes() -> None:
+    found = parse_sink_options(exactly_once(writeId="w", batchId="3"), streaming=False).exactly_once
+    assert found is not None
+    assert (found.write_id, found.batch_id) == ("w", 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "streaming", "problem"),
+    [
+        (exactly_once(), False, "needs the options writeId and batchId"),
+        (exactly_once(writeId=" ", batchId="1"), False, "needs the options writeId and batchId"),
+        (exactly_once(writeId="w", batchId="-1"), False, "option batchId='-1'"),
+        (exactly_once(writeId="w"), True, "option writeId='w' has no effect for a stream"),
+        (exactly_once(controlTopic=""), True, "option controlTopic is empty"),
+        (exactly_once(**{"kafka.acks": "1"}), True, "option kafka.acks='1': delivery=exactly-once needs all"),
+        (exactly_once(**{"kafka.enable.idempotence": "false"}), True, "needs true"),
+        (exactly_once(**{"kafka.transactional.id": "x"}), True, "each task has an id of its own"),
+        ({**exactly_once(), "delivery": "once"}, True, "option delivery='once'"),
+        (
+            {**exactly_once(writeId="w"), "delivery": "at-least-once"},
+            False,
+            "option writeId='w' has no effect for delivery=at-least-once",
+        ),
+    ],
+)
+def test_options_of_a_delivery_are_checked(options: dict[str, str], streaming: bool, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parse_sink_options(options, streaming=streaming)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,9 +62,7 @@ def test_a_reader_with_outdated_metadata_reads_an_added_partition(cluster: Any, 
 def test_a_pooled_client_is_reused_but_not_after_a_fork(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connect, "_idle", {})
-    monkeypatch.setattr(connect, "_idle_process", os.getpid())
-    client = {"bootstrap.servers": cluster.bootstrap}
+    client = {"bootstrap.servers": cluster.bootstrap, "client.id": f"pooled-{uuid.uuid4()}"}
     with connect.pooled_cluster(client) as first:
         first.topic_names()
     with connect.pooled_cluster(client) as again:

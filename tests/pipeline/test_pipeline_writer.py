@@ -11,9 +11,9 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
 
 import tidemill.client
 from tidemill.model.errors import ConfigError
-from tidemill.pipeline import writer
-from tidemill.pipeline.options import parse_sink_options
-from tidemill.pipeline.writer import Sent, checked_columns, send_batches, summary
+from tidemill.pipeline.at_least_once import UNACKNOWLEDGED_MAX, Sent, send_batches, summary
+from tidemill.pipeline.message_columns import checked_columns
+from tidemill.pipeline.sink_options import parse_sink_options
 
 TOPIC = {"kafka.bootstrap.servers": "nowhere:9092", "topic": "t"}
 KINDS = {"key": StringType, "value": BinaryType, "topic": StringType, "partition": IntegerType}
@@ -28,12 +28,12 @@ def schema_of(*names: str) -> StructType:
 
 @pytest.mark.parametrize("names", [("value",), ("key", "value"), ("value", "partition", "key")])
 def test_columns_are_written_in_their_order(names: tuple[str, ...]) -> None:
-    assert checked_columns(parse_sink_options(TOPIC), schema_of(*names)) == names
+    assert checked_columns(parse_sink_options(TOPIC, streaming=True), schema_of(*names)) == names
 
 
 def test_a_message_needs_a_value() -> None:
     with pytest.raises(ConfigError, match="there is no column value, only key, partition"):
-        checked_columns(parse_sink_options(TOPIC), schema_of("key", "partition"))
+        checked_columns(parse_sink_options(TOPIC, streaming=True), schema_of("key", "partition"))
 
 
 @pytest.mark.parametrize(
@@ -87,21 +87,21 @@ class SlowProducer:
             one.result()
 
 
-@pytest.mark.parametrize("batches", [1, writer.UNACKNOWLEDGED_MAX, 3 * writer.UNACKNOWLEDGED_MAX])
+@pytest.mark.parametrize("batches", [1, UNACKNOWLEDGED_MAX, 3 * UNACKNOWLEDGED_MAX])
 def test_the_number_of_unacknowledged_batches_is_limited(
     monkeypatch: pytest.MonkeyPatch, batches: int
 ) -> None:
     producer = SlowProducer()
     monkeypatch.setattr(tidemill.client, "Producer", producer)
     batch = pa.RecordBatch.from_pydict({"value": [b"a", b"b"]})
-    sent = send_batches(parse_sink_options(TOPIC), ("value",), [batch] * batches)
+    sent = send_batches(parse_sink_options(TOPIC, streaming=True), ("value",), [batch] * batches)
     assert (sent.rows, sent.topics) == (2 * batches, ("t",))
-    assert producer.open_max == min(batches, writer.UNACKNOWLEDGED_MAX + 1)
+    assert producer.open_max == min(batches, UNACKNOWLEDGED_MAX + 1)
 
 
 def test_a_batch_without_rows_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     producer = SlowProducer()
     monkeypatch.setattr(tidemill.client, "Producer", producer)
     batch = pa.RecordBatch.from_pydict({"value": pa.array([], pa.binary())})
-    sent = send_batches(parse_sink_options(TOPIC), ("value",), [batch])
+    sent = send_batches(parse_sink_options(TOPIC, streaming=True), ("value",), [batch])
     assert (sent.rows, sent.topics, producer.open_max) == (0, (), 0)

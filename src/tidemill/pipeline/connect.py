@@ -1,20 +1,17 @@
-"""The client that implements ``Cluster``: opened for the driver, pooled in executors."""
+"""The clients of the data source: opened for the driver, pooled in executors."""
 
 from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from tidemill.client.admin import Admin
+    from tidemill.client.producer import Producer
     from tidemill.client.range_reader import RangeReader
-
-_idle: dict[tuple[tuple[str, str], ...], RangeReader] = {}
-_idle_process = 0
-"""Idle clients of this process. Spark runs many tasks in one Python worker: the next task reuses the open
-connections. A process that is forked from this one must not use them."""
 
 REFUSED_TIMEOUT_S = 3.0
 """How long a query that starts waits for a broker while all of them refuse connections."""
@@ -23,6 +20,53 @@ UNANSWERED_TIMEOUT_S = 15.0
 
 IDLE_MAX = 4
 """The maximum number of clusters (or configurations) that a worker stays connected to."""
+
+
+class Closable(Protocol):
+    """A client."""
+
+    def close(self) -> None:
+        """Closes the connections."""
+        ...
+
+
+ClientT = TypeVar("ClientT", bound=Closable)
+
+
+class _Pool(Generic[ClientT]):
+    """Idle clients of this process, by their configuration.
+
+    Spark runs many tasks in one Python worker: the next task reuses the open connections. A process that is
+    forked from this one must not use them.
+    """
+
+    def __init__(self, open_client: Callable[[Mapping[str, str]], ClientT]) -> None:
+        self._open = open_client
+        self._idle: dict[tuple[tuple[str, str], ...], ClientT] = {}
+        self._process = 0
+        atexit.register(self._close_idle)
+
+    @contextmanager
+    def borrow(self, config: Mapping[str, str]) -> Iterator[ClientT]:
+        """Borrows a client; returns it to the pool unless the block raised or ended early."""
+        if self._process != os.getpid():
+            self._idle, self._process = {}, os.getpid()
+        name = tuple(sorted(config.items()))
+        client = self._idle.pop(name, None) or self._open(config)
+        try:
+            yield client
+        except BaseException:
+            client.close()
+            raise
+        if len(self._idle) >= IDLE_MAX or name in self._idle:
+            client.close()
+        else:
+            self._idle[name] = client
+
+    def _close_idle(self) -> None:
+        if self._process == os.getpid():
+            while self._idle:
+                self._idle.popitem()[1].close()
 
 
 def open_cluster(client: Mapping[str, str]) -> RangeReader:
@@ -47,27 +91,18 @@ def open_for_planning(client: Mapping[str, str]) -> RangeReader:
     return cluster
 
 
-@contextmanager
-def pooled_cluster(client: Mapping[str, str]) -> Iterator[RangeReader]:
-    """Borrows a pooled client; returns it to the pool unless the block raised or ended early."""
-    global _idle, _idle_process
-    if _idle_process != os.getpid():
-        _idle, _idle_process = {}, os.getpid()
-    name = tuple(sorted(client.items()))
-    cluster = _idle.pop(name, None) or open_cluster(client)
-    try:
-        yield cluster
-    except BaseException:
-        cluster.close()
-        raise
-    if len(_idle) >= IDLE_MAX or name in _idle:
-        cluster.close()
-    else:
-        _idle[name] = cluster
+def _open_producer(client: Mapping[str, str]) -> Producer:
+    from tidemill.client.producer import Producer
+
+    return Producer(None, client)
 
 
-@atexit.register
-def _close_idle() -> None:
-    if _idle_process == os.getpid():
-        while _idle:
-            _idle.popitem()[1].close()
+def _open_admin(client: Mapping[str, str]) -> Admin:
+    from tidemill.client.admin import Admin
+
+    return Admin(None, client)
+
+
+pooled_cluster = _Pool(open_cluster).borrow
+pooled_producer = _Pool(_open_producer).borrow
+pooled_admin = _Pool(_open_admin).borrow

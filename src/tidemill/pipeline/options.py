@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tidemill.client.config import ClientConfig
-from tidemill.client.config_keys import CONSUMER, PRODUCER
+from tidemill.client.config_keys import CONSUMER
 from tidemill.model.configs.config_def import (
     BOOLEAN,
     INT_MAX,
@@ -67,7 +67,20 @@ SOURCE_OPTIONS = (
     "batchBytes",
 )
 
-SINK_OPTIONS = ("topic", "createTopics", "checkpointLocation")
+SINK_OPTIONS = (
+    "topic",
+    "createTopics",
+    "checkpointLocation",
+    "delivery",
+    "writeId",
+    "batchId",
+    "controlTopic",
+    "transactionalIdPrefix",
+    "skipLostRows",
+)
+
+AT_LEAST_ONCE, EXACTLY_ONCE = "at-least-once", "exactly-once"
+"""The values of the option ``delivery``."""
 
 BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
@@ -99,6 +112,7 @@ _BATCH_BYTES_RANGE = Validator(
 _TIMEOUT_RANGE = Validator(
     lambda number: 1 <= number <= INT_MAX, f"a whole number, at least 1, at most {INT_MAX}"
 )
+_DELIVERIES = Validator((AT_LEAST_ONCE, EXACTLY_ONCE).__contains__, f"one of {AT_LEAST_ONCE}, {EXACTLY_ONCE}")
 _STRATEGIES = Validator(("error", "latest").__contains__, "one of error, latest")
 
 TYPED_OPTIONS = ConfigDef(
@@ -120,6 +134,9 @@ TYPED_OPTIONS = ConfigDef(
         _option("batchRows", LONG, BATCH_ROWS, _at_least(1)),
         _option("batchBytes", LONG, BATCH_BYTES, _BATCH_BYTES_RANGE),
         _option("createTopics", BOOLEAN, False),
+        _option("delivery", STRING, AT_LEAST_ONCE, _DELIVERIES),
+        _option("batchId", LONG, None, _at_least(0)),
+        _option("skipLostRows", BOOLEAN, False),
     ),
 )
 """The options with a type; the other values are texts, JSON and durations."""
@@ -176,27 +193,14 @@ class SourceOptions(NamedTuple):
         return self.client["bootstrap.servers"]
 
 
-class SinkOptions(NamedTuple):
-    """The options of a writer."""
-
-    client: Mapping[str, str]
-    topic: str | None
-    create_topics: bool
-
-    @property
-    def bootstrap(self) -> str:
-        """The bootstrap servers, as the user wrote them."""
-        return self.client["bootstrap.servers"]
-
-
 def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     """Validates and converts the options of a read.
 
     Raises ConfigError for an unknown option, a value out of range, or contradicting options.
     """
-    given = _Options(options, SOURCE_OPTIONS, "reading")
+    given = GivenOptions(options, SOURCE_OPTIONS, "reading")
     _refuse_out_of_place(given, streaming)
-    client = _client_options(given, CONSUMER)
+    client = checked_client_options(given, CONSUMER)
     if "kafkaConsumer.pollTimeoutMs" in given:
         timeout_ms = given.value("kafkaConsumer.pollTimeoutMs")
         client.setdefault("default.api.timeout.ms", str(timeout_ms))
@@ -248,23 +252,10 @@ def check_source_options(options: Mapping[str, str]) -> None:
 def client_options(options: Mapping[str, str]) -> dict[str, str]:
     """Returns the validated client options (``kafka.*``) of a read; raises ConfigError."""
     kept = {name: value for name, value in options.items() if name.lower().startswith("kafka.")}
-    return _client_options(_Options(kept, (), "reading"), CONSUMER)
+    return checked_client_options(GivenOptions(kept, (), "reading"), CONSUMER)
 
 
-def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
-    """Validates and converts the options of a write; raises ConfigError."""
-    given = _Options(options, SINK_OPTIONS, "writing")
-    topic = given.text("topic")
-    if topic is not None and not topic.strip():
-        raise ConfigError("option topic is empty: set a topic's name, or add a column named topic")
-    return SinkOptions(
-        client=_client_options(given, PRODUCER),
-        topic=topic.strip() if topic else None,
-        create_topics=given.value("createTopics"),
-    )
-
-
-class _Options:
+class GivenOptions:
     """The given options, by case-insensitive name."""
 
     def __init__(self, options: Mapping[str, str], known: tuple[str, ...], operation: str) -> None:
@@ -337,7 +328,7 @@ def _unknown(name: str, value: str, known: tuple[str, ...], operation: str) -> s
     return f"{given} is unknown{hint} Allowed for {operation} are {', '.join(known)} and kafka.*"
 
 
-def _refuse_out_of_place(given: _Options, streaming: bool) -> None:
+def _refuse_out_of_place(given: GivenOptions, streaming: bool) -> None:
     for name in BATCH_ONLY if streaming else STREAM_ONLY:
         if name in given:
             kind, other = ("a stream", "spark.read") if streaming else ("a batch", "spark.readStream")
@@ -346,7 +337,7 @@ def _refuse_out_of_place(given: _Options, streaming: bool) -> None:
             )
 
 
-def _client_options(given: _Options, role: str) -> dict[str, str]:
+def checked_client_options(given: GivenOptions, role: str) -> dict[str, str]:
     client = given.client()
     for name, why in REFUSED_CLIENT_KEYS.items():
         if name in client:
@@ -372,7 +363,7 @@ def _client_options(given: _Options, role: str) -> dict[str, str]:
     return Settings(client)
 
 
-def _selection(given: _Options) -> tuple[tuple[str, ...], str | None, tuple[TopicPartition, ...]]:
+def _selection(given: GivenOptions) -> tuple[tuple[str, ...], str | None, tuple[TopicPartition, ...]]:
     ways = [name for name in ("assign", "subscribe", "subscribePattern") if name in given]
     if len(ways) != 1:
         found = "none" if not ways else " and ".join(ways)
@@ -415,7 +406,7 @@ def _assignment(text: str) -> tuple[TopicPartition, ...]:
     return tuple(sorted(assigned))
 
 
-def _bound(given: _Options, side: str, default: int) -> Bound:
+def _bound(given: GivenOptions, side: str, default: int) -> Bound:
     """Timestamps override offsets, one timestamp for all overrides one for each: as in Spark's connector."""
     if f"{side}Timestamp" in given:
         option = f"{side}Timestamp"
@@ -442,7 +433,7 @@ def _bound(given: _Options, side: str, default: int) -> Bound:
     return Bound(None, partitions, False, option)
 
 
-def _refuse_start_at_end(starting: Bound, given: _Options) -> None:
+def _refuse_start_at_end(starting: Bound, given: GivenOptions) -> None:
     """Raises ConfigError for a batch that starts at the latest offset, which would be empty."""
     if starting.by_time:
         return
@@ -520,7 +511,7 @@ def _is_count(value: object, at_least: int = 0) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= at_least
 
 
-def _offsets_min(given: _Options) -> int | None:
+def _offsets_min(given: GivenOptions) -> int | None:
     least: int | None = given.value("minOffsetsPerTrigger")
     most: int | None = given.value("maxOffsetsPerTrigger")
     if least is not None and most is not None and least > most:
@@ -528,7 +519,7 @@ def _offsets_min(given: _Options) -> int | None:
     return least
 
 
-def _commit_group(given: _Options, client: Mapping[str, str]) -> str | None:
+def _commit_group(given: GivenOptions, client: Mapping[str, str]) -> str | None:
     if not given.value("commitOffsets"):
         return None
     group = client.get("group.id", "").strip()

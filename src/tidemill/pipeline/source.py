@@ -53,15 +53,15 @@ class TidemillDataSource(DataSource):
         return TidemillStreamReader(parse_source_options(self.options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from tidemill.pipeline.options import parse_sink_options
+        from tidemill.pipeline.sink_options import parse_sink_options
         from tidemill.pipeline.writer import batch_writer
 
-        return batch_writer(parse_sink_options(self.options), schema, overwrite)
+        return batch_writer(parse_sink_options(self.options, streaming=False), schema, overwrite)
 
     def streamWriter(  # noqa: N802 - Spark's name
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        from tidemill.pipeline.options import parse_sink_options
+        from tidemill.pipeline.sink_options import parse_sink_options
         from tidemill.pipeline.writer import stream_writer
 
-        return stream_writer(parse_sink_options(self.options), schema, overwrite)
+        return stream_writer(parse_sink_options(self.options, streaming=True), schema, overwrite)

@@ -23,11 +23,8 @@ from tidemill.pipeline.jobs.schema import Plain, Struct, parse_schema
 from tidemill.pipeline.jobs.table_folder import query_of, read_manifest
 from tidemill.pipeline.jobs.transforms import EVENT_DATE, columns_of
 from tidemill.pipeline.offset_ranges import select_topics
-from tidemill.pipeline.options import (
-    SinkOptions,
-    SourceOptions,
-    parse_sink_options,
-)
+from tidemill.pipeline.options import SourceOptions
+from tidemill.pipeline.sink_options import SinkOptions, parse_sink_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,7 +125,7 @@ def _check_reachable(master: str) -> None:
 
 def check_publish(job: PublishJob, paths: Sequence[str], form: str = "csv") -> SinkOptions:
     """Returns the sink options of a publication. Raises ConfigError; asks no broker."""
-    options = parse_sink_options({**job.sink, "topic": job.topic})
+    options = parse_sink_options({**job.sink, "topic": job.topic}, streaming=False)
     if job.schema is not None and form != "csv":
         raise ConfigError(f"a schema is for CSV: files of the format {form} contain their types")
     wanted = {"key": job.key, "timestamp": job.timestamp}

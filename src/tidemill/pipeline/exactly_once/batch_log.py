@@ -1,0 +1,126 @@
+"""The meaning of the control topic's records for one batch: which attempt is valid, and which is superseded.
+
+The order of the records decides, and each reader that has read up to the same record decides the same:
+
+- The attempts of a batch are ordered by the first ``begin`` of their tokens. A later one is newer.
+- A ``record`` is valid if its token has begun before it, no newer token has begun before it, and no
+  ``abandon`` of its token precedes it. The first valid record decides which transactions form the batch.
+- A further record is valid only if it replaces the valid one before it, and changes only winners that were
+  lost before it. The last valid record applies.
+- A batch is done after its ``done``, or that of a later batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tidemill.pipeline.exactly_once.control_records import (
+    NO_RECORD,
+    Abandon,
+    Batch,
+    Begin,
+    Done,
+    Lost,
+    Record,
+    StoredRecord,
+    Token,
+    Winner,
+)
+
+
+class ValidRecord(NamedTuple):
+    """The record that applies, and its lost winners."""
+
+    offset: int
+    record: Record
+    lost: frozenset[int]
+    """Tasks whose transactions were aborted, and were not replaced yet."""
+
+    @property
+    def winners(self) -> tuple[Winner, ...]:
+        """The transactions that form the batch."""
+        return self.record.winners
+
+
+class BatchLog:
+    """The control records of one batch, up to an offset of the control partition.
+
+    ``stored`` are the records of the query in the order of their offsets; other batches' are skipped, but
+    for ``done`` and unfinished batches before.
+    """
+
+    def __init__(self, batch: Batch, stored: Iterable[StoredRecord]) -> None:
+        self.batch = batch
+        self.is_done = False
+        self.first_offset: int | None = None
+        """Of the batch's first record; None without one."""
+        self.valid: ValidRecord | None = None
+        self.valid_offsets: set[int] = set()
+        self.stored: list[StoredRecord] = []
+        """The records that the ``done`` of this batch makes obsolete."""
+        self._begun: dict[Token, int] = {}
+        """The first ``begin`` of each token, in their order."""
+        self._newest: Token | None = None
+        self._abandoned: set[Token] = set()
+        self._unfinished: set[int] = set()
+        self._done_number = -1
+        for one in stored:
+            self._add(one)
+
+    def _add(self, one: StoredRecord) -> None:
+        record = one.record
+        if record.batch.query != self.batch.query:
+            return
+        number = record.batch.number
+        if number < self.batch.number or (number == self.batch.number and not isinstance(record, Done)):
+            self.stored.append(one)
+        if isinstance(record, Done):
+            self._done_number = max(self._done_number, number)
+            self.is_done = self._done_number >= self.batch.number
+            self._unfinished = {each for each in self._unfinished if each > self._done_number}
+            return
+        if number < self.batch.number:
+            if number > self._done_number:
+                self._unfinished.add(number)
+            return
+        if number > self.batch.number:
+            return
+        if self.first_offset is None:
+            self.first_offset = one.offset
+        if isinstance(record, Begin):
+            if record.token not in self._begun:
+                self._begun[record.token] = one.offset
+                self._newest = record.token
+        elif isinstance(record, Abandon):
+            self._abandoned.add(record.token)
+        elif isinstance(record, Lost):
+            self._lose(record)
+        elif self._is_valid(record):
+            self.valid_offsets.add(one.offset)
+            self.valid = ValidRecord(one.offset, record, frozenset())
+
+    def _lose(self, record: Lost) -> None:
+        if self.valid is not None and self.valid.offset == record.record:
+            self.valid = self.valid._replace(lost=self.valid.lost | record.tasks)
+
+    def _is_valid(self, record: Record) -> bool:
+        if record.token != self._newest or record.token in self._abandoned:
+            return False
+        if self.valid is None:
+            return record.replaces == NO_RECORD
+        if record.replaces != self.valid.offset:
+            return False
+        before = {one.task: one for one in self.valid.winners}
+        after = {one.task: one for one in record.winners}
+        changed = {task for task, one in after.items() if before.get(task) != one}
+        return before.keys() == after.keys() and changed <= self.valid.lost
+
+    def is_superseded(self, token: Token) -> bool:
+        """Whether a newer attempt has begun."""
+        return self._newest is not None and self._newest != token
+
+    @property
+    def unfinished_before(self) -> int | None:
+        """An earlier batch that has begun and is not done; None without one."""
+        return min(self._unfinished, default=None)

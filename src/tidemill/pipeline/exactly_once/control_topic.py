@@ -1,0 +1,135 @@
+"""The control topic of the exactly-once sink on the target cluster.
+
+It is compacted and replicated, and created when the first query needs it. All records of a query are in one
+of its partitions, chosen by the query's name.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from tidemill.client.errors import ClientError
+from tidemill.model.errors import ConfigError, ErrorCode
+from tidemill.model.types import TopicPartition
+from tidemill.pipeline.connect import pooled_admin, pooled_cluster, pooled_producer
+from tidemill.pipeline.exactly_once.batch_log import BatchLog
+from tidemill.pipeline.exactly_once.control_records import (
+    Batch,
+    ControlRecord,
+    StoredRecord,
+    decode,
+    encode_key,
+    encode_value,
+    new_record_id,
+    query_of,
+)
+from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
+
+PARTITIONS: Final = 16
+"""A query's partition is chosen among these: the topic must never get more."""
+REPLICAS_MAX: Final = 3
+CONFIG: Final = {
+    "cleanup.policy": "compact",
+    "segment.bytes": str(1 << 20),
+    "min.cleanable.dirty.ratio": "0.1",
+    "max.compaction.lag.ms": "600000",
+    "delete.retention.ms": "600000",
+}
+"""Small segments, because a driver reads the whole partition for each batch."""
+APPEND_TIMEOUT_S: Final = 60.0
+ROWS_MAX: Final = 10_000
+BYTES_MAX: Final = 4 << 20
+
+
+class ControlTopic:
+    """The control records of one query."""
+
+    def __init__(self, client: Mapping[str, str], name: str, query: str) -> None:
+        self._client = client
+        self._name = name
+        self._query = query
+        self._partition = TopicPartition(name, zlib.crc32(query.encode()) % PARTITIONS)
+
+    def append(self, record: ControlRecord) -> int:
+        """Appends a record with acks=all; returns its offset. After an error it may still arrive."""
+        return self._append([(new_record_id(record), encode_value(record))])
+
+    def delete(self, stored: Iterable[StoredRecord]) -> None:
+        """Appends tombstones for records."""
+        names = [one.record_id for one in stored]
+        if names:
+            self._append([(name, None) for name in names])
+
+    def _append(self, records: Sequence[tuple[str, bytes | None]]) -> int:
+        topic, partition = self._partition
+        config = {**self._client, "acks": "all", "enable.idempotence": "true", "linger.ms": "0"}
+        with pooled_producer(config) as producer:
+            sent = producer.send_batch(
+                topic,
+                [value for _, value in records],
+                [encode_key(self._query, name) for name, _ in records],
+                partitions=[partition] * len(records),
+            )
+            sent.result(APPEND_TIMEOUT_S)
+            return sent.sample().offset
+
+    def read(self, batch: Batch, up_to: int | None = None) -> BatchLog:
+        """Reads the records up to an offset (inclusive), or to the end of the log."""
+        with pooled_cluster(self._client) as cluster:
+            start = cluster.list_offsets({self._partition: EARLIEST})[self._partition]
+            if up_to is None:
+                end = cluster.list_offsets({self._partition: LATEST})[self._partition]
+            else:
+                end = up_to + 1
+            topic, partition = self._partition
+            rows = cluster.read(topic, partition, start, end, rows_max=ROWS_MAX, bytes_max=BYTES_MAX)
+            return BatchLog(batch, list(self._decoded(rows)))
+
+    def _decoded(self, batches: Iterable[Any]) -> Iterable[StoredRecord]:
+        for batch in batches:
+            columns = [batch.column(name).to_pylist() for name in ("offset", "key", "value")]
+            for offset, key, value in zip(*columns, strict=True):
+                if value is not None and query_of(offset, key) == self._query:
+                    yield decode(offset, key, value)
+
+
+def ensure_control_topic(client: Mapping[str, str], name: str) -> None:
+    """Creates the control topic if it does not exist. Raises ConfigError if it is not compacted."""
+    with pooled_admin(client) as admin:
+        brokers = len(admin.describe_cluster().brokers)
+        replicas = max(1, min(REPLICAS_MAX, brokers))
+        config = {**CONFIG, "min.insync.replicas": str(max(1, replicas - 1))}
+        try:
+            described = admin.describe_topics([name])[name]
+        except ClientError as problem:
+            if problem.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+        else:
+            _check_partitions(name, len(described.partitions))
+            _check_compacted(name, admin.topic_configs(name))
+            return
+        try:
+            admin.create_topic(name, PARTITIONS, replicas, configs=config)
+        except ClientError as refusal:
+            if refusal.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                raise
+
+
+def _check_partitions(name: str, count: int) -> None:
+    if count != PARTITIONS:
+        raise ConfigError(
+            f"option controlTopic={name}: the topic has {count} partitions, and {PARTITIONS} are needed: set"
+            " controlTopic to a topic that does not exist yet, and it is created"
+        )
+
+
+def _check_compacted(name: str, config: Mapping[str, Any]) -> None:
+    policy = config["cleanup.policy"].value if "cleanup.policy" in config else "compact"
+    if policy != "compact":
+        raise ConfigError(
+            f"option controlTopic={name}: the topic has cleanup.policy={policy}, which deletes records that"
+            f" the next driver needs: set it to compact (tidemill topic alter {name} --config"
+            " cleanup.policy=compact)"
+        )

@@ -1,0 +1,385 @@
+"""The steps of the exactly-once sink, without I/O: generators that yield requests and receive the results.
+
+A task (:func:`write_task`), the commit of a batch (:func:`commit_batch`) and its abort (:func:`abort_batch`)
+run in different processes, any of which may end, stand still and continue, or run twice. The order of the
+control records decides between them (:mod:`~tidemill.pipeline.exactly_once.batch_log`).
+
+1. A task appends ``begin`` and reads up to it. Only then does it open a transaction, unless the batch is
+   decided already or a newer attempt has begun. It leaves the transaction open.
+2. The commit lists the open transactions of the query, *then* reads the control partition to its end. It
+   aborts those that no winner has, and appends ``record``. If that is valid, the batch is decided: from then
+   on no winner is aborted by anyone, and any driver ends them.
+3. An attempt that fails appends ``abandon`` before it aborts its transactions: its ``record`` may be on the
+   way.
+
+Why no transaction of a newer attempt is aborted: whoever opens one has appended its ``begin`` before. A
+transaction that was listed and belongs to a newer attempt therefore has its ``begin`` in what is read after.
+
+A winner may have been aborted because it timed out. Then the query stops with ``lost`` in the control topic,
+and the next attempt writes the rows of these tasks again, if it has the same rows for them.
+
+A request that fails raises its error in the generator, which leaves everything as it is: the outcome may be
+unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from tidemill.model.errors import TidemillError
+from tidemill.pipeline.exactly_once.batch_log import BatchLog, ValidRecord
+from tidemill.pipeline.exactly_once.control_records import (
+    Abandon,
+    Batch,
+    Begin,
+    ControlRecord,
+    Done,
+    Lost,
+    Place,
+    Record,
+    RowSet,
+    StoredRecord,
+    Token,
+    Transaction,
+    Winner,
+)
+
+ResultT = TypeVar("ResultT")
+
+
+class SinkError(TidemillError):
+    """A batch that this attempt cannot write."""
+
+
+class Superseded(SinkError):
+    """A newer attempt to write the same batch has begun."""
+
+
+class BatchesOutOfOrder(SinkError):
+    """A batch before this one has begun, and was never completed."""
+
+
+class RowsLost(SinkError):
+    """Transactions of a decided batch were aborted. The next attempt writes their rows again."""
+
+
+class RowsDiffer(SinkError):
+    """The rows of aborted transactions cannot be written again: the attempt has other rows."""
+
+
+class OutcomeUnknown(SinkError):
+    """Nothing shows any more whether a transaction was committed."""
+
+
+# -- requests ----------------------------------------------------------------------------------------------
+
+
+class Request(Generic[ResultT]):
+    """An operation on the cluster; its result has type ``ResultT``."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendControl(Request[int]):
+    """Appends a control record with acks=all; the result is its offset."""
+
+    record: ControlRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ReadControl(Request[BatchLog]):
+    """Reads the control records of the query up to an offset (inclusive), or to the end of the log."""
+
+    batch: Batch
+    up_to: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteControl(Request[None]):
+    """Appends tombstones for records."""
+
+    batch: Batch
+    stored: Sequence[StoredRecord]
+
+
+class TransactionRows(NamedTuple):
+    """The rows that a task has written into its open transaction."""
+
+    transaction: Transaction
+    rows: RowSet
+    sample: Place
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRows(Request[TransactionRows]):
+    """Opens a transaction, and writes all rows of the task into it.
+
+    Its transactional id is new, or was last used for an earlier batch: InitProducerId aborts the open
+    transaction of the id, which may have been chosen for this batch.
+    """
+
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class ListTransactions(Request[tuple[Transaction, ...]]):
+    """Lists the open transactions of the query, at all coordinators."""
+
+    query: str
+
+
+class Ended(Enum):
+    """The result of EndTxn."""
+
+    YES = "the transaction has ended as requested"
+    GONE = "it had ended before, or its producer was fenced"
+
+
+@dataclass(frozen=True, slots=True)
+class EndTransaction(Request[Ended]):
+    """Commits or aborts the transaction of exactly this producer id and epoch."""
+
+    transaction: Transaction
+    is_commit: bool
+
+
+class Outcome(Enum):
+    """The outcome of a transaction, as the log of its sample shows it."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    OPEN = "still open"
+    UNKNOWN = "the record was removed"
+
+
+@dataclass(frozen=True, slots=True)
+class FindOutcome(Request[Outcome]):
+    """Looks whether a reader with read_committed sees the sample of a transaction."""
+
+    winner: Winner
+
+
+Steps = Generator[Request[Any], Any, ResultT]
+
+
+def ask(request: Request[ResultT]) -> Steps[ResultT]:
+    """Yields a request and returns its result."""
+    result: ResultT = yield request
+    return result
+
+
+# -- a task ------------------------------------------------------------------------------------------------
+
+
+class Written(NamedTuple):
+    """The message of a task to the commit of its batch."""
+
+    batch: Batch
+    token: Token
+    task: int
+    has_rows: bool
+    rows: TransactionRows | None
+    """None without rows, or if the batch was decided before."""
+
+
+def write_task(batch: Batch, token: Token, task: int) -> Steps[Written]:
+    """Writes the rows of a task that has rows. Raises Superseded and BatchesOutOfOrder."""
+    offset = yield from ask(AppendControl(Begin(batch, token)))
+    log = yield from ask(ReadControl(batch, offset))
+    if log.is_done or (log.valid is not None and not log.valid.lost):
+        return Written(batch, token, task, True, None)
+    _check_order(log)
+    if log.is_superseded(token):
+        raise Superseded(_superseded(batch))
+    if log.valid is None:
+        rows = yield from ask(WriteRows(batch))
+        return Written(batch, token, task, True, rows)
+    return (yield from _write_lost_rows(batch, token, task, log.valid))
+
+
+def _write_lost_rows(batch: Batch, token: Token, task: int, valid: ValidRecord) -> Steps[Written]:
+    """Writes rows again if they are those of a lost transaction."""
+    rows = yield from ask(WriteRows(batch))
+    if rows.rows not in [one.rows for one in valid.winners if one.task in valid.lost]:
+        yield from ask(EndTransaction(rows.transaction, is_commit=False))
+        return Written(batch, token, task, True, None)
+    return Written(batch, token, task, True, rows)
+
+
+# -- the end of a batch ------------------------------------------------------------------------------------
+
+
+def commit_batch(
+    batch: Batch, token: Token, messages: Sequence[Written], *, skips_lost_rows: bool = False
+) -> Steps[None]:
+    """Commits the transactions of the tasks. Raises SinkError; then :func:`abort_batch` is to run.
+
+    With ``skips_lost_rows`` the batch is complete without rows that were lost and cannot be written again.
+    """
+    if not any(one.has_rows for one in messages):
+        # No task has begun. Without this, a former attempt could commit its rows later.
+        yield from ask(AppendControl(Begin(batch, token)))
+    listed = yield from ask(ListTransactions(batch.query))
+    log = yield from ask(ReadControl(batch))
+    if log.is_done:
+        return
+    _check_order(log)
+    valid = log.valid
+    if valid is not None and not valid.lost:
+        yield from _complete(batch, token, valid)
+        return
+    if log.is_superseded(token):
+        raise Superseded(_superseded(batch))
+    record, missing = _decision(batch, token, messages, valid)
+    if missing and not skips_lost_rows:
+        raise RowsDiffer(_rows_differ(batch, missing))
+    kept = {one.transaction for one in record.winners}
+    yield from _abort(one for one in listed if one not in kept)
+    offset = yield from ask(AppendControl(record))
+    log = yield from ask(ReadControl(batch, offset))
+    if offset not in log.valid_offsets or log.valid is None:
+        raise Superseded(_superseded(batch))
+    yield from _complete(batch, token, log.valid, frozenset(one.task for one in missing))
+
+
+def abort_batch(batch: Batch, token: Token, messages: Iterable[Written]) -> Steps[bool]:
+    """Aborts the transactions of an attempt, unless they form the batch. Returns whether it aborted them."""
+    offset = yield from ask(AppendControl(Abandon(batch, token)))
+    log = yield from ask(ReadControl(batch, offset))
+    if log.is_done:
+        return False
+    kept = set() if log.valid is None else {one.transaction for one in log.valid.winners}
+    written = [one.rows.transaction for one in messages if one.rows is not None]
+    if kept.intersection(written):
+        return False
+    yield from _abort(written)
+    return True
+
+
+def _decision(
+    batch: Batch, token: Token, messages: Sequence[Written], valid: ValidRecord | None
+) -> tuple[Record, list[Winner]]:
+    """Returns the record of this attempt, and its winners that were lost and not written again.
+
+    Raises Superseded.
+    """
+    if valid is None:
+        if any(one.has_rows and one.rows is None for one in messages):
+            raise Superseded(_superseded(batch))
+        written = [Winner(one.task, *one.rows) for one in messages if one.rows is not None]
+        return Record(batch, token, tuple(written)), []
+    left = [one.rows for one in messages if one.rows is not None]
+    winners, missing = [], []
+    for winner in valid.winners:
+        if winner.task in valid.lost:
+            again = next((one for one in left if one.rows == winner.rows), None)
+            if again is None:
+                missing.append(winner)
+            else:
+                left.remove(again)
+                winner = Winner(winner.task, *again)
+        winners.append(winner)
+    return Record(batch, token, tuple(winners), valid.offset), missing
+
+
+def _complete(
+    batch: Batch, token: Token, valid: ValidRecord, skipped: frozenset[int] = frozenset()
+) -> Steps[None]:
+    """Commits the winners of a decided batch, but those of the tasks in ``skipped``.
+
+    Raises RowsLost and OutcomeUnknown.
+    """
+    lost = []
+    for winner in valid.winners:
+        if winner.task not in skipped and not (yield from _commit(winner)):
+            lost.append(winner)
+    # Transactions of attempts that were not chosen. A later batch begins only after this one is done, so that
+    # transactions listed before the read below belong to this batch.
+    listed = yield from ask(ListTransactions(batch.query))
+    log = yield from ask(ReadControl(batch))
+    if log.is_done:
+        return
+    if lost:
+        tasks = frozenset(one.task for one in lost)
+        yield from ask(AppendControl(Lost(batch, token, valid.offset, tasks)))
+        raise RowsLost(_rows_lost(batch, lost))
+    if log.valid is None or log.valid.offset != valid.offset:
+        raise Superseded(_superseded(batch))
+    yield from ask(AppendControl(Done(batch, token)))
+    kept = {one.transaction for one in valid.winners}
+    yield from _abort(one for one in listed if one not in kept)
+    yield from ask(DeleteControl(batch, tuple(log.stored)))
+
+
+def _commit(winner: Winner) -> Steps[bool]:
+    """Returns whether the transaction is committed; False if it was aborted."""
+    ended = yield from ask(EndTransaction(winner.transaction, is_commit=True))
+    if ended is Ended.YES:
+        return True
+    outcome = yield from ask(FindOutcome(winner))
+    if outcome is Outcome.COMMITTED:
+        return True
+    if outcome is Outcome.ABORTED:
+        return False
+    raise OutcomeUnknown(_outcome_unknown(winner, outcome))
+
+
+def _abort(transactions: Iterable[Transaction]) -> Steps[None]:
+    for one in transactions:
+        yield from ask(EndTransaction(one, is_commit=False))
+
+
+def _check_order(log: BatchLog) -> None:
+    if log.unfinished_before is not None:
+        raise BatchesOutOfOrder(
+            f"batch {log.unfinished_before} of {log.batch.query} was begun and never completed, so that batch"
+            f" {log.batch.number} cannot be written: write batch {log.unfinished_before} again first"
+        )
+
+
+# -- texts -------------------------------------------------------------------------------------------------
+
+
+def _superseded(batch: Batch) -> str:
+    return (
+        f"another driver writes batch {batch.number} of {batch.query} as well, and has begun later: this"
+        " attempt writes nothing; end one of the two drivers"
+    )
+
+
+def _rows_lost(batch: Batch, lost: Sequence[Winner]) -> str:
+    return (
+        f"batch {batch.number} of {batch.query} was decided, but {_tasks(lost)} timed out before the commit"
+        " and were aborted: start the query again, which writes these rows again; raise"
+        " kafka.transaction.timeout.ms if drivers may be away for so long"
+    )
+
+
+def _rows_differ(batch: Batch, missing: Sequence[Winner]) -> str:
+    return (
+        f"batch {batch.number} of {batch.query} is committed in part: {_tasks(missing)} timed out and were"
+        " aborted, and no task of this attempt has the same rows. Start the query with the same number of"
+        " cores and partitions and without adaptive execution, so that its tasks get the same rows; or write"
+        " the missing rows yourself, and then mark the batch as done with skipLostRows=true"
+    )
+
+
+def _outcome_unknown(winner: Winner, outcome: Outcome) -> str:
+    topic, partition, offset = winner.sample
+    return (
+        f"whether transaction {winner.transaction.transactional_id} (producer"
+        f" {winner.transaction.producer_id}, epoch {winner.transaction.epoch}) was committed is unknown: the"
+        f" record at offset {offset} of {topic}-{partition}: {outcome.value}"
+    )
+
+
+def _tasks(lost: Sequence[Winner]) -> str:
+    topics = ", ".join(sorted({one.sample.topic for one in lost}))
+    numbers = ", ".join(str(one.task) for one in lost)
+    return f"the transactions of tasks {numbers} ({sum(one.rows.rows for one in lost)} rows, to {topics})"
+
+
+Runner = Callable[[Steps[ResultT]], ResultT]
+"""Carries out all requests, and returns the result of the steps."""

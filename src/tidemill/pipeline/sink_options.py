@@ -1,0 +1,121 @@
+"""Options of the Spark sink: those of Spark's own Kafka connector, and those of its deliveries.
+
+An invalid option raises a ``ConfigError`` with the option, its value, and the allowed values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tidemill.client.config_keys import PRODUCER
+from tidemill.model.errors import ConfigError
+from tidemill.pipeline.options import (
+    AT_LEAST_ONCE,
+    EXACTLY_ONCE,
+    SINK_OPTIONS,
+    GivenOptions,
+    checked_client_options,
+)
+
+EXACTLY_ONCE_ONLY = ("writeId", "batchId", "controlTopic", "transactionalIdPrefix", "skipLostRows")
+BATCH_WRITE_ONLY = ("writeId", "batchId")
+CONTROL_TOPIC = "_tidemill_sink"
+TRANSACTIONAL_ID_PREFIX = "tidemill-sink"
+
+
+class ExactlyOnce(NamedTuple):
+    """The options of the delivery ``exactly-once``."""
+
+    control_topic: str
+    id_prefix: str
+    """The transactional ids begin with it."""
+    skip_lost_rows: bool
+    """Whether a batch is complete without rows whose transactions were aborted."""
+    write_id: str | None
+    batch_id: int | None
+    """Both identify a batch that is no micro-batch of a streaming query."""
+
+
+class SinkOptions(NamedTuple):
+    """The options of a writer."""
+
+    client: Mapping[str, str]
+    topic: str | None
+    create_topics: bool
+    exactly_once: ExactlyOnce | None
+    """None for the delivery ``at-least-once``."""
+
+    @property
+    def bootstrap(self) -> str:
+        """The bootstrap servers, as the user wrote them."""
+        return self.client["bootstrap.servers"]
+
+
+def parse_sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
+    """Validates and converts the options of a write; raises ConfigError."""
+    given = GivenOptions(options, SINK_OPTIONS, "writing")
+    topic = given.text("topic")
+    if topic is not None and not topic.strip():
+        raise ConfigError("option topic is empty: set a topic's name, or add a column named topic")
+    client = checked_client_options(given, PRODUCER)
+    _refuse_transactional_keys(client)
+    return SinkOptions(
+        client=client,
+        topic=topic.strip() if topic else None,
+        create_topics=given.value("createTopics"),
+        exactly_once=_exactly_once(given, client, streaming),
+    )
+
+
+def _refuse_transactional_keys(client: Mapping[str, str]) -> None:
+    if "transactional.id" in client:
+        raise ConfigError(
+            f"option kafka.transactional.id={client['transactional.id']!r}: each task has an id of its own;"
+            f" set delivery={EXACTLY_ONCE} and, for a common beginning of the ids, transactionalIdPrefix"
+        )
+
+
+def _exactly_once(given: GivenOptions, client: Mapping[str, str], streaming: bool) -> ExactlyOnce | None:
+    if given.value("delivery") == AT_LEAST_ONCE:
+        for name in EXACTLY_ONCE_ONLY:
+            if name in given:
+                raise ConfigError(
+                    f"option {name}={given.text(name)!r} has no effect for delivery={AT_LEAST_ONCE}: set"
+                    f" delivery={EXACTLY_ONCE}"
+                )
+        return None
+    for key, needed in (("acks", ("all", "-1")), ("enable.idempotence", ("true",))):
+        if client.get(key, needed[0]).lower() not in needed:
+            raise ConfigError(
+                f"option kafka.{key}={client[key]!r}: delivery={EXACTLY_ONCE} needs {needed[0]}; leave the"
+                " option out"
+            )
+    write_id, batch_id = given.text("writeId"), given.value("batchId")
+    if streaming:
+        for name in BATCH_WRITE_ONLY:
+            if name in given:
+                raise ConfigError(
+                    f"option {name}={given.text(name)!r} has no effect for a stream: its query id and the"
+                    " numbers of its micro-batches identify what is written"
+                )
+    elif not (write_id or "").strip() or batch_id is None:
+        raise ConfigError(
+            f"delivery={EXACTLY_ONCE} needs the options writeId and batchId, which identify what is written:"
+            " a write with the same two is done once. In foreachBatch set writeId to the name of the query"
+            " and batchId to the id of the batch"
+        )
+    return ExactlyOnce(
+        control_topic=_name(given, "controlTopic", CONTROL_TOPIC),
+        id_prefix=_name(given, "transactionalIdPrefix", TRANSACTIONAL_ID_PREFIX),
+        skip_lost_rows=given.value("skipLostRows"),
+        write_id=write_id,
+        batch_id=batch_id,
+    )
+
+
+def _name(given: GivenOptions, option: str, default: str) -> str:
+    text = given.text(option)
+    if text is not None and not text.strip():
+        raise ConfigError(f"option {option} is empty: set a name, or leave it out for {default}")
+    return default if text is None else text.strip()

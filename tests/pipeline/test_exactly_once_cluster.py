@@ -1,0 +1,196 @@
+"""The exactly-once sink on a real cluster, without Spark: tasks and drivers that fail, stop and run twice."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tidemill.client import Admin, Consumer
+from tidemill.client.transaction_manager import PreparedTransaction
+from tidemill.model.types import TopicPartition
+from tidemill.pipeline.exactly_once.control_records import Batch, Token
+from tidemill.pipeline.exactly_once.control_topic import ensure_control_topic
+from tidemill.pipeline.exactly_once.protocol import (
+    AppendControl,
+    EndTransaction,
+    RowsDiffer,
+    RowsLost,
+    Superseded,
+    Written,
+    abort_batch,
+    commit_batch,
+    write_task,
+)
+from tidemill.pipeline.exactly_once.sink_cluster import SinkCluster
+from tidemill.pipeline.sink_options import SinkOptions, parse_sink_options
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("spark")]
+
+CONTROL = "_tidemill_sink_test"
+PREFIX = "sink-test"
+
+
+class Ended(Exception):
+    """A driver or a task that ends."""
+
+
+class Target:
+    """A query on a cluster, and its topic."""
+
+    def __init__(self, cluster: Any) -> None:
+        self.topic = cluster.topic(2)
+        self.query = uuid.uuid4().hex
+        given = {"kafka.bootstrap.servers": cluster.bootstrap, "topic": self.topic}
+        self.options: SinkOptions = parse_sink_options({**given, "delivery": "exactly-once"}, streaming=True)
+        ensure_control_topic(self.options.client, CONTROL)
+        self.cluster = SinkCluster(self.options, CONTROL, PREFIX, self.query)
+        self.admin = Admin(cluster.bootstrap)
+        self.bootstrap = cluster.bootstrap
+
+    def batch(self, number: int = 0) -> Batch:
+        return Batch(self.query, number)
+
+    def task(self, number: int, token: str, task: int, *rows: str) -> Written:
+        """Writes the rows of a task."""
+        steps = write_task(self.batch(number), Token(token), task)
+        return self.cluster.run(steps, self.rows(*rows))
+
+    def rows(self, *rows: str) -> Iterator[tuple[str, pa.RecordBatch]]:
+        values = pa.array([one.encode() for one in rows], pa.binary())
+        yield self.topic, pa.RecordBatch.from_arrays([values, values], names=["key", "value"])
+
+    def commit(self, number: int, token: str, *messages: Written, **options: bool) -> None:
+        self.cluster.run(commit_batch(self.batch(number), Token(token), messages, **options))
+
+    def commit_up_to(self, kind: type, token: str, *messages: Written, after: bool) -> None:
+        """Commits, and ends before or after the first request of a kind."""
+        steps = commit_batch(self.batch(), Token(token), messages)
+        result: Any = None
+        while True:
+            request = steps.send(result)
+            if isinstance(request, kind) and not after:
+                return
+            result = self.cluster.carry_out(request, ())
+            if isinstance(request, kind):
+                return
+
+    def committed(self) -> list[str]:
+        """Returns the values that a reader of committed records gets, sorted."""
+        found = []
+        partitions = [TopicPartition(self.topic, number) for number in range(2)]
+        with Consumer(self.bootstrap, isolation_level="read_committed") as consumer:
+            ends = self.admin.list_offsets(dict.fromkeys(partitions, "latest"), committed_only=True)
+            consumer.assign(partitions)
+            consumer.seek_to_beginning()
+            while any(consumer.position(one) < ends[one].offset for one in partitions):
+                found += [record.value.decode() for record in consumer.poll(1) if record.value]
+        return sorted(found)
+
+    def open_transactions(self) -> int:
+        """Returns the number of open transactions of the query."""
+        listed = self.admin.list_transactions(states=["Ongoing"])
+        return sum(one.transactional_id.startswith(f"{PREFIX}-{self.query}-") for one in listed)
+
+    def abort(self, written: Written) -> None:
+        """Aborts the transaction of a task, as its timeout does."""
+        assert written.rows is not None
+        name, producer_id, epoch = written.rows.transaction
+        self.admin.end_transaction(name, PreparedTransaction(producer_id, epoch), is_commit=False)
+
+
+@pytest.fixture
+def target(cluster: Any) -> Iterator[Target]:
+    made = Target(cluster)
+    yield made
+    made.admin.close()
+
+
+def test_rows_are_visible_after_the_commit(target: Target) -> None:
+    messages = [target.task(0, "a", 0, "1", "2"), target.task(0, "a", 1, "3")]
+    assert target.committed() == []
+    assert target.open_transactions() == 2
+    target.commit(0, "a", *messages)
+    assert target.committed() == ["1", "2", "3"]
+    assert target.open_transactions() == 0
+
+
+def test_a_batch_that_is_written_again_after_its_commit_adds_nothing(target: Target) -> None:
+    target.commit(0, "a", target.task(0, "a", 0, "1"))
+    again = target.task(0, "b", 0, "1")
+    assert again.rows is None
+    target.commit(0, "b", again)
+    assert target.committed() == ["1"]
+
+
+def test_ids_are_used_again_for_later_batches(target: Target) -> None:
+    names = set()
+    for number in range(3):
+        written = target.task(number, f"token-{number}", 0, str(number))
+        assert written.rows is not None
+        names.add(written.rows.transaction.transactional_id)
+        target.commit(number, f"token-{number}", written)
+    assert target.committed() == ["0", "1", "2"]
+    assert len(names) == 1
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("kind", [AppendControl, EndTransaction])
+def test_a_driver_that_ends_during_the_commit(target: Target, kind: type, after: bool) -> None:
+    messages = [target.task(0, "a", 0, "1"), target.task(0, "a", 1, "2")]
+    target.commit_up_to(kind, "a", *messages, after=after)
+    again = [target.task(0, "b", 0, "1"), target.task(0, "b", 1, "2")]
+    target.commit(0, "b", *again)
+    assert target.committed() == ["1", "2"]
+    assert target.open_transactions() == 0
+
+
+def test_a_former_driver_commits_nothing(target: Target) -> None:
+    former = target.task(0, "a", 0, "1")
+    later = target.task(0, "b", 0, "1")
+    with pytest.raises(Superseded, match="has begun later"):
+        target.commit(0, "a", former)
+    target.cluster.run(abort_batch(target.batch(), Token("a"), [former]))
+    target.commit(0, "b", later)
+    assert target.committed() == ["1"]
+    assert target.open_transactions() == 0
+
+
+def test_a_task_that_runs_twice_is_written_once(target: Target) -> None:
+    lost = target.task(0, "a", 0, "1")
+    chosen = target.task(0, "a", 0, "1")
+    assert lost.rows != chosen.rows
+    target.commit(0, "a", chosen)
+    assert target.committed() == ["1"]
+    assert target.open_transactions() == 0
+
+
+def test_rows_of_a_transaction_that_timed_out_are_written_again(target: Target) -> None:
+    messages = [target.task(0, "a", 0, "1"), target.task(0, "a", 1, "2", "3")]
+    target.commit_up_to(EndTransaction, "a", *messages, after=False)
+    target.abort(messages[1])
+    with pytest.raises(RowsLost, match=r"tasks 1 \(2 rows, to spark-"):
+        target.commit(0, "b", target.task(0, "b", 0, "1"), target.task(0, "b", 1, "3", "2"))
+    again = [target.task(0, "c", 0, "1"), target.task(0, "c", 1, "3", "2")]
+    assert [one.rows is None for one in again] == [True, False]
+    target.commit(0, "c", *again)
+    assert target.committed() == ["1", "2", "3"]
+    assert target.open_transactions() == 0
+
+
+def test_other_rows_stop_the_query_unless_lost_rows_are_skipped(target: Target) -> None:
+    messages = [target.task(0, "a", 0, "1"), target.task(0, "a", 1, "2", "3")]
+    target.commit_up_to(EndTransaction, "a", *messages, after=False)
+    target.abort(messages[1])
+    with pytest.raises(RowsLost):
+        target.commit(0, "b", target.task(0, "b", 0, "1", "2", "3"))
+    with pytest.raises(RowsDiffer, match="skipLostRows"):
+        target.commit(0, "c", target.task(0, "c", 0, "1", "2", "3"))
+    target.commit(0, "d", target.task(0, "d", 0, "1", "2", "3"), skips_lost_rows=True)
+    assert target.committed() == ["1"]
+    target.commit(1, "e", target.task(1, "e", 0, "4"))
+    assert target.committed() == ["1", "4"]
+    assert target.open_transactions() == 0

@@ -1,0 +1,208 @@
+"""The protocol of the exactly-once sink keeps its promises in simulated worlds, and needs each rule."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+from sink_world import World
+
+from tidemill.pipeline.exactly_once import batch_log, protocol
+
+SEEDS, SEEDS_A_TEST = 3000, 500
+FAULT_SEEDS = 3000
+"""So many seeds at most find a planted fault."""
+
+
+class PlantedFault(NamedTuple):
+    """An edit that leaves out one rule."""
+
+    rule: str
+    module: ModuleType
+    text: str
+    replacement: str
+    second: tuple[str, str] | None = None
+    """Another text with its replacement, where a rule is checked twice."""
+
+
+FAULTS = {
+    "listed-after-read": PlantedFault(
+        "Transactions are listed before the control topic is read.",
+        protocol,
+        """    listed = yield from ask(ListTransactions(batch.query))
+    log = yield from ask(ReadControl(batch))
+    if log.is_done:
+        return
+    _check_order(log)
+""",
+        """    log = yield from ask(ReadControl(batch))
+    listed = yield from ask(ListTransactions(batch.query))
+    if log.is_done:
+        return
+    _check_order(log)
+""",
+    ),
+    "record-after-newer-begin": PlantedFault(
+        "A record is not valid after the begin of a newer attempt.",
+        batch_log,
+        "record.token != self._newest or record.token in",
+        "record.token in",
+    ),
+    "record-after-abandon": PlantedFault(
+        "A record is not valid after the abandon of its attempt.",
+        batch_log,
+        " or record.token in self._abandoned",
+        "",
+    ),
+    "validity-not-checked": PlantedFault(
+        "An attempt ends its transactions only after it has read that its record is valid.",
+        protocol,
+        """    if offset not in log.valid_offsets or log.valid is None:
+        raise Superseded(_superseded(batch))
+    yield from _complete(batch, token, log.valid, frozenset(one.task for one in missing))
+""",
+        """    yield from _complete(batch, token, ValidRecord(offset, record, frozenset()))
+""",
+    ),
+    "aborted-without-abandon": PlantedFault(
+        "An attempt appends abandon before it aborts its transactions.",
+        protocol,
+        """    offset = yield from ask(AppendControl(Abandon(batch, token)))
+    log = yield from ask(ReadControl(batch, offset))
+    if log.is_done:
+        return False
+""",
+        """    log = yield from ask(ReadControl(batch))
+    if log.is_done:
+        return False
+""",
+    ),
+    "winners-aborted": PlantedFault(
+        "An attempt does not abort the transactions of a valid record.",
+        protocol,
+        """    if kept.intersection(written):
+        return False
+""",
+        "",
+    ),
+    "others-winners-aborted": PlantedFault(
+        "The commit does not abort the transactions that it has chosen.",
+        protocol,
+        """    yield from _abort(one for one in listed if one not in kept)
+    offset =""",
+        """    yield from _abort(listed)
+    offset =""",
+    ),
+    "superseded-attempt-goes-on": PlantedFault(
+        "A commit stops if a newer attempt has begun: it would abort the transactions of that.",
+        protocol,
+        """    if log.is_superseded(token):
+        raise Superseded(_superseded(batch))
+    record, missing =""",
+        "    record, missing =",
+    ),
+    "only-own-done-counts": PlantedFault(
+        "A batch is done if a later one is.",
+        batch_log,
+        "self.is_done = self._done_number >= self.batch.number",
+        "self.is_done = self._done_number == self.batch.number",
+    ),
+    "other-rows-for-lost-ones": PlantedFault(
+        "Lost rows are replaced by the same rows.",
+        protocol,
+        ".rows == winner.rows), None)",
+        ".rows.rows == winner.rows.rows), None)",
+        (
+            "if rows.rows not in [one.rows for one in",
+            "if rows.rows.rows not in [one.rows.rows for one in",
+        ),
+    ),
+    "lost-transactions-ignored": PlantedFault(
+        "A winner that was aborted is written again.",
+        protocol,
+        """    if outcome is Outcome.ABORTED:
+        return False
+""",
+        """    if outcome is Outcome.ABORTED:
+        return True
+""",
+    ),
+    "committed-counts-as-lost": PlantedFault(
+        "A winner that has ended already may be committed.",
+        protocol,
+        """    if outcome is Outcome.COMMITTED:
+        return True
+""",
+        """    if outcome is Outcome.COMMITTED:
+        return False
+""",
+    ),
+    "strays-listed-after-done-is-read": PlantedFault(
+        "Transactions of a later batch are not aborted.",
+        protocol,
+        """    listed = yield from ask(ListTransactions(batch.query))
+    log = yield from ask(ReadControl(batch))
+    if log.is_done:
+        return
+    if lost:
+""",
+        """    log = yield from ask(ReadControl(batch))
+    if log.is_done:
+        return
+    listed = yield from ask(ListTransactions(batch.query))
+    if lost:
+""",
+    ),
+    "empty-attempt-does-not-begin": PlantedFault(
+        "An attempt without rows begins as well.",
+        protocol,
+        "    if not any(one.has_rows for one in messages):\n",
+        "    if False:\n",
+    ),
+}
+
+
+def with_fault(fault: PlantedFault) -> ModuleType:
+    """Returns the protocol with a planted fault."""
+    modules = {}
+    for module in (batch_log, protocol):
+        text = Path(str(module.__file__)).read_text()
+        edits = [(fault.text, fault.replacement), *([fault.second] if fault.second else [])]
+        for old, new in edits if module is fault.module else ():
+            assert text.count(old) == 1, f"the fault fits {text.count(old)} times: {old}"
+            text = text.replace(old, new)
+        edited = ModuleType(module.__name__)
+        known = sys.modules[module.__name__]
+        # Dataclasses look for their module there.
+        sys.modules[module.__name__] = edited
+        try:
+            exec(compile(text, f"{module.__name__} with a fault", "exec"), vars(edited))
+            if module is protocol:
+                vars(edited)["BatchLog"] = modules[batch_log].BatchLog
+                vars(edited)["ValidRecord"] = modules[batch_log].ValidRecord
+        finally:
+            sys.modules[module.__name__] = known
+        modules[module] = edited
+    return modules[protocol]
+
+
+def faults_of(seed: int, code: ModuleType = protocol) -> list[str]:
+    """Returns the broken promises of a seed."""
+    world = World(seed, code)
+    world.run()
+    return list(world.faults())
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_A_TEST))
+def test_each_row_is_committed_once(first: int) -> None:
+    for seed in range(first, first + SEEDS_A_TEST):
+        assert faults_of(seed) == [], seed
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_rule_is_needed(name: str) -> None:
+    code = with_fault(FAULTS[name])
+    assert any(faults_of(seed, code) for seed in range(FAULT_SEEDS)), FAULTS[name].rule

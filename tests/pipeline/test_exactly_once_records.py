@@ -1,0 +1,147 @@
+"""Control records, checksums and transactional ids of the exactly-once sink."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from tidemill.pipeline.exactly_once import transactional_ids
+from tidemill.pipeline.exactly_once.control_records import (
+    Abandon,
+    Batch,
+    Begin,
+    ControlRecord,
+    ControlRecordError,
+    Done,
+    Lost,
+    Place,
+    Record,
+    RowSet,
+    Token,
+    Transaction,
+    Winner,
+    decode,
+    encode_key,
+    encode_value,
+    new_record_id,
+    query_of,
+)
+from tidemill.pipeline.exactly_once.row_checksum import Headers, RowChecksum
+
+BATCH, TOKEN = Batch("q ü", 7), Token("token")
+WINNER = Winner(3, Transaction("id", 1 << 40, 5), RowSet(10, (1 << 64) - 1), Place("t", 2, 99))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Begin(BATCH, TOKEN),
+        Record(BATCH, TOKEN, (WINNER, WINNER._replace(task=4)), 12),
+        Record(BATCH, TOKEN, ()),
+        Abandon(BATCH, TOKEN),
+        Lost(BATCH, TOKEN, 12, frozenset({1, 3})),
+        Done(BATCH, TOKEN),
+    ],
+)
+def test_a_record_is_decoded_as_it_was_encoded(record: ControlRecord) -> None:
+    key = encode_key(BATCH.query, "id")
+    stored = decode(5, key, encode_value(record))
+    assert (stored.offset, stored.record_id, stored.record) == (5, "id", record)
+    assert query_of(5, key) == BATCH.query
+
+
+def test_only_done_has_the_same_key_twice() -> None:
+    ids = {new_record_id(Begin(BATCH, TOKEN)), new_record_id(Begin(BATCH, TOKEN))}
+    assert len(ids) == 2
+    assert new_record_id(Done(BATCH, TOKEN)) == new_record_id(Done(BATCH, Token("other"))) == "done-7"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (None, b"{}"),
+        (b"[]", b"{}"),
+        (b'{"query":"q","id":"i"}', b"x"),
+        (b'{"query":"q","id":"i"}', b'{"version":1,"type":"other","batch":1,"token":"t"}'),
+        (b'{"query":"q","id":"i"}', b'{"version":1,"type":"lost","batch":1,"token":"t"}'),
+        (b'{"query":"q","id":"i"}', b'{"version":1,"type":"record","batch":1,"token":"t","winners":[[1]]}'),
+    ],
+)
+def test_records_of_other_programs_are_refused(key: bytes | None, value: bytes) -> None:
+    with pytest.raises(ControlRecordError, match="offset 4 is no record of the exactly-once sink"):
+        decode(4, key, value)
+
+
+def test_a_record_of_a_later_version_is_refused() -> None:
+    value = b'{"version":2,"type":"begin","batch":1,"token":"t"}'
+    with pytest.raises(ControlRecordError, match="has version 2"):
+        decode(4, encode_key("q", "i"), value)
+
+
+def checksum(*rows: tuple[bytes | None, bytes | None], topic: str = "t") -> RowSet:
+    made = RowChecksum()
+    made.add(topic, [value for _, value in rows], [key for key, _ in rows])
+    return made.row_set
+
+
+def test_the_order_and_the_slices_of_rows_do_not_count() -> None:
+    rows = [(str(number % 7).encode(), str(number).encode()) for number in range(100)]
+    shuffled = random.Random(1).sample(rows, len(rows))
+    sliced = RowChecksum()
+    for start in range(0, len(shuffled), 9):
+        part = shuffled[start : start + 9]
+        sliced.add("t", [value for _, value in part], [key for key, _ in part])
+    assert checksum(*rows) == sliced.row_set
+    assert sliced.row_set.rows == 100
+
+
+def test_different_rows_have_different_checksums() -> None:
+    sets = [
+        checksum((b"a", b"b"), (b"c", b"d")),
+        checksum((b"a", b"d"), (b"c", b"b")),
+        checksum((b"b", b"a"), (b"c", b"d")),
+        checksum((b"a", b"b"), (b"c", b"d"), topic="u"),
+        checksum((b"ab", b""), (b"c", b"d")),
+        checksum((b"", b"ab"), (b"c", b"d")),
+        checksum((None, b"ab"), (b"c", b"d")),
+        checksum((b"a", None), (b"c", b"d")),
+        checksum((b"a", b"b"), (b"a", b"b")),
+    ]
+    assert len(set(sets)) == len(sets)
+
+
+def test_times_headers_and_partitions_count() -> None:
+    def one(timestamp: int | None, headers: Headers | None, partition: int) -> RowSet:
+        made = RowChecksum()
+        made.add("t", [b"v"], None, [timestamp], [headers], [partition])
+        return made.row_set
+
+    sets = [
+        one(1, None, 0),
+        one(2, None, 0),
+        one(None, None, 0),
+        one(1, [("h", b"1")], 0),
+        one(1, [("h", None)], 0),
+        one(1, [("h", b"1"), ("h", b"1")], 0),
+        one(1, None, 1),
+    ]
+    assert len(set(sets)) == len(sets)
+
+
+def test_an_id_is_used_again_for_a_later_batch_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactional_ids, "_used", {})
+    first = transactional_ids.unused_id("p", "q", 1)
+    second = transactional_ids.unused_id("p", "q", 1)
+    assert first != second
+    assert {transactional_ids.unused_id("p", "q", 2) for _ in range(2)} == {first, second}
+    assert transactional_ids.unused_id("p", "q", 2) not in (first, second)
+    assert transactional_ids.unused_id("p", "other", 3).startswith("p-other-")
+
+
+def test_a_forked_worker_uses_other_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = transactional_ids.unused_id("p", "forked", 1)
+    child = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: child)
+    assert transactional_ids.unused_id("p", "forked", 2) != own

@@ -270,9 +270,11 @@ class GivenOptions:
         return name.lower() in self._values
 
     def text(self, name: str) -> str | None:
+        """Returns the value as it was given; None without one."""
         return self._values.get(name.lower())
 
     def client(self) -> dict[str, str]:
+        """Returns the client options (``kafka.*``), without the prefix."""
         return {
             name.removeprefix("kafka."): value
             for name, value in self._values.items()
@@ -291,6 +293,7 @@ class GivenOptions:
             raise ConfigError(f"option {name}={text!r}: {key.allowed_text()} is allowed") from None
 
     def seconds(self, name: str, default: float) -> float:
+        """Returns a duration in seconds."""
         text = self.text(name)
         return default if text is None else parse_duration(name, text)
 
@@ -338,6 +341,7 @@ def _refuse_out_of_place(given: GivenOptions, streaming: bool) -> None:
 
 
 def checked_client_options(given: GivenOptions, role: str) -> dict[str, str]:
+    """Returns the client options of a role of the client. Raises ConfigError for an invalid one."""
     client = given.client()
     for name, why in REFUSED_CLIENT_KEYS.items():
         if name in client:

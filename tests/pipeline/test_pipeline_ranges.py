@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,15 +61,16 @@ def test_a_reader_with_outdated_metadata_reads_an_added_partition(cluster: Any, 
 def test_a_pooled_client_is_reused_but_not_after_a_fork(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = {"bootstrap.servers": cluster.bootstrap, "client.id": f"pooled-{uuid.uuid4()}"}
-    with connect.pooled_cluster(client) as first:
+    borrow = connect.ClientPool(connect.open_cluster).borrow
+    client = {"bootstrap.servers": cluster.bootstrap}
+    with borrow(client) as first:
         first.topic_names()
-    with connect.pooled_cluster(client) as again:
+    with borrow(client) as again:
         assert again is first
     child = os.getpid() + 1
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: child)
-        with connect.pooled_cluster(client) as forked:
+        with borrow(client) as forked:
             assert forked is not first
     forked.close()
     first.close()

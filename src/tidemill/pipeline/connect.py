@@ -33,7 +33,7 @@ class Closable(Protocol):
 ClientT = TypeVar("ClientT", bound=Closable)
 
 
-class _Pool(Generic[ClientT]):
+class ClientPool(Generic[ClientT]):
     """Idle clients of this process, by their configuration.
 
     Spark runs many tasks in one Python worker: the next task reuses the open connections. A process that is
@@ -103,6 +103,6 @@ def _open_admin(client: Mapping[str, str]) -> Admin:
     return Admin(None, client)
 
 
-pooled_cluster = _Pool(open_cluster).borrow
-pooled_producer = _Pool(_open_producer).borrow
-pooled_admin = _Pool(_open_admin).borrow
+pooled_cluster = ClientPool(open_cluster).borrow
+pooled_producer = ClientPool(_open_producer).borrow
+pooled_admin = ClientPool(_open_admin).borrow

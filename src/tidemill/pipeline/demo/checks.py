@@ -167,13 +167,14 @@ def check_aggregate(spark: SparkSession, bootstrap: str, topic: str, parquet: st
     messages = (
         spark.read.format("tidemill")
         .option("kafka.bootstrap.servers", bootstrap)
+        .option("kafka.isolation.level", "read_committed")
         .option("subscribe", topic)
         .load()
         .select(f.from_json(f.col("value").cast("string"), stored.schema).alias("row"))
         .select("row.*")
     )
     return [
-        equal("aggregate: rows in the topic = rows in Parquet", stored.count(), messages.count()),
+        equal("aggregate: rows in the topic, sent twice = rows in Parquet", stored.count(), messages.count()),
         equal(
             "aggregate: rows of the topic that Parquet does not have", 0, messages.exceptAll(stored).count()
         ),

@@ -33,6 +33,8 @@ TIME_ZONE = "America/New_York"
 OFFSETS_A_BATCH = 100_000
 KILLED_BATCH = 1
 DELAYS = "flight-delays"
+SINK_CONTROL = "flight-delays-sink"
+"""The control topic of the exactly-once sink."""
 
 
 class Interrupted(Exception):
@@ -54,7 +56,7 @@ class Demo:
         self.bootstrap = bootstrap or ""
         # On an existing cluster, the demo's topics must not collide with other topics.
         suffix = "" if bootstrap is None else f"-demo-{uuid.uuid4().hex[:8]}"
-        self.names = {topic: f"{topic}{suffix}" for topic in (FLIGHTS, WEATHER, DELAYS)}
+        self.names = {topic: f"{topic}{suffix}" for topic in (FLIGHTS, WEATHER, DELAYS, SINK_CONTROL)}
 
     def run(self) -> Results:
         """Runs all steps; stops the broker at the end, even after an error."""
@@ -123,7 +125,7 @@ class Demo:
                 notes.append(f"answers after {self._broker.ready_seconds:.2f} s, at {self.bootstrap}")
             else:
                 notes.append(f"an existing cluster: {self.bootstrap}")
-            make_topics(self.bootstrap, list(self.names.values()), PARTITIONS)
+            make_topics(self.bootstrap, [self.names[one] for one in (FLIGHTS, WEATHER, DELAYS)], PARTITIONS)
 
     def _publish(self) -> None:
         for topic in (FLIGHTS, WEATHER):
@@ -246,12 +248,15 @@ class Demo:
             path = str(self.directory / DELAYS)
             analysis.delays_by_carrier_and_hour(joined).coalesce(1).write.mode("overwrite").parquet(path)
             stored = spark.read.parquet(path)
-            sink = {"kafka.bootstrap.servers": self.bootstrap}
-            done = publish(stored, PublishJob(sink=sink, topic=self.names[DELAYS], key="carrier"))
+            sink = {"kafka.bootstrap.servers": self.bootstrap, "delivery": "exactly-once"}
+            sink |= {"controlTopic": self.names[SINK_CONTROL], "writeId": self.names[DELAYS], "batchId": "0"}
+            job = PublishJob(sink=sink, topic=self.names[DELAYS], key="carrier")
+            done = publish(stored, job)
+            publish(stored, job)
             self.results.aggregate_rows = done.rows
             self.results.delays = stored.collect()
             self.results.weather = analysis.delay_by_weather(joined).collect()
-            notes.append(f"{done.rows:,} rows of carrier and hour")
+            notes.append(f"{done.rows:,} rows of carrier and hour, published twice with the same id")
 
     def _check(self, spark: SparkSession) -> None:
         with self._step("check") as notes:

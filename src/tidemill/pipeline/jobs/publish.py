@@ -21,7 +21,7 @@ FORMATS = ("csv", "json", "parquet", "orc")
 class PublishJob:
     """The target of a publication, and the columns for key and timestamp.
 
-    ``sink`` has options of the format ``tidemill`` (``kafka.bootstrap.servers`` and other ``kafka.*``),
+    ``sink`` has options of the format ``tidemill`` (``kafka.bootstrap.servers``, ``delivery`` and others),
     ``reader`` those of Spark's file reader. ``schema`` is a DDL text with the types of CSV columns; the types
     of other columns are inferred from the files.
     """
@@ -44,9 +44,10 @@ class PublishResult:
 
 
 def publish(frame: DataFrame, job: PublishJob) -> PublishResult:
-    """Writes the rows to the topic, at least once; all in-sync replicas acknowledge them.
+    """Writes the rows to the topic; all in-sync replicas acknowledge them.
 
-    Spark retries a failed task, and the messages of its first attempt are then duplicates.
+    Spark retries a failed task, and the messages of its first attempt are then duplicates, unless ``sink``
+    has ``delivery=exactly-once``.
     """
     began_s = time.monotonic()
     messages = as_messages(frame, key=job.key, timestamp=job.timestamp, fields=job.fields or None)

@@ -57,7 +57,7 @@ mutation: setup ## random mutations: make a sample in the source, and count the 
 faults: setup ## inject faults into a cluster under load and check the history of its clients: FAULTS=300, SEED=, KINDS=, PARTITIONS=, ANEW=1
 	$(BIN)/python tests/faults/fault_run.py --faults $(or $(FAULTS),300) $(if $(SEED),--seed $(SEED)) --kinds '$(KINDS)' $(if $(PARTITIONS),--partitions $(PARTITIONS)) $(if $(ANEW),--anew)
 
-kills: setup ## kill drivers, Python workers and brokers of the exactly-once sink at its requests, and check the output: RUNS=300, SEED=1
+kills: setup ## kill drivers, executors, workers and brokers at the requests of the exactly-once sink, and check its output: RUNS=300, SEED=1
 	$(BIN)/python tests/pipeline/sink_kills.py --runs $(or $(RUNS),300) --seed $(or $(SEED),1)
 
 spark: setup ## run the Spark tests with PySpark 4.0, 4.1 and 4.2, with 4.3 (the version of make test) against Apache Kafka, and with Spark's own connector, and test killed loads; takes 45 minutes

@@ -1,29 +1,30 @@
-"""A streaming query of its own, from one topic into another, exactly once; something kills it at one step.
+"""A streaming query of its own, from one topic into another, exactly once; something happens at one step.
 
-``python tests/pipeline/killed_sink.py BOOTSTRAP SOURCE TARGET CHECKPOINT CORES SHUFFLES``. It leads a process
-group, whose number it writes beside the checkpoint.
+``python tests/pipeline/killed_sink.py BOOTSTRAP SOURCE TARGET CHECKPOINT MASTER TASKS WRITE``
 """
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
+
+from pyspark.sql import DataFrame
 
 from tidemill.pipeline.jobs.session import local_session
 
-TASK_FAILURES_MAX = 4
 OFFSETS_PER_TRIGGER = 60
 
 
-def main(bootstrap: str, source: str, target: str, checkpoint: str, cores: str, shuffles: str) -> None:
-    """Writes what is there."""
-    Path(checkpoint + ".driver").write_text(str(os.getpgrp()))
+def main(
+    bootstrap: str, source: str, target: str, checkpoint: str, master: str, tasks: str, write: str
+) -> None:
+    """Writes what is there. ``tasks`` is a number or ``any``, ``write`` is ``stream`` or ``foreachBatch``."""
     spark = local_session(
         "killed sink",
-        master=f"local[{cores},{TASK_FAILURES_MAX}]",
+        master=master,
         settings={
-            "spark.sql.shuffle.partitions": shuffles,
+            "spark.task.maxFailures": "4",
+            "spark.executor.memory": "1g",
+            "spark.sql.adaptive.enabled": "true",
             "spark.speculation": "true",
             "spark.speculation.interval": "50ms",
             "spark.speculation.multiplier": "1.1",
@@ -31,7 +32,7 @@ def main(bootstrap: str, source: str, target: str, checkpoint: str, cores: str, 
         },
     )
     spark.sparkContext.setLogLevel("OFF")
-    stream = (
+    messages = (
         spark.readStream.format("tidemill")
         .option("kafka.bootstrap.servers", bootstrap)
         .option("subscribe", source)
@@ -39,17 +40,19 @@ def main(bootstrap: str, source: str, target: str, checkpoint: str, cores: str, 
         .option("maxOffsetsPerTrigger", OFFSETS_PER_TRIGGER)
         .load()
         .select("key", "value")
-        .repartition(int(shuffles), "value")
     )
-    query = (
-        stream.writeStream.format("tidemill")
-        .option("kafka.bootstrap.servers", bootstrap)
-        .option("topic", target)
-        .option("delivery", "exactly-once")
-        .option("checkpointLocation", checkpoint)
-        .trigger(availableNow=True)
-        .start()
-    )
+    divided = messages.repartition("value") if tasks == "any" else messages.repartition(int(tasks), "value")
+    sink = {"kafka.bootstrap.servers": bootstrap, "topic": target, "delivery": "exactly-once"}
+
+    def put(batch: DataFrame, batch_id: int) -> None:
+        identity = {"writeId": target, "batchId": str(batch_id)}
+        batch.write.format("tidemill").options(**sink, **identity).mode("append").save()
+
+    if write == "stream":
+        writer = divided.writeStream.format("tidemill").options(**sink)
+    else:
+        writer = divided.writeStream.foreachBatch(put)
+    query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     query.awaitTermination()
     spark.stop()
 

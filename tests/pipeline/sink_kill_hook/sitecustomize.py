@@ -1,7 +1,8 @@
-"""Kills a process at one request of the exactly-once sink. Python imports it first, from PYTHONPATH.
+"""Causes an event at one request of the exactly-once sink. Python imports it first, from PYTHONPATH.
 
-``SINK_KILL`` has a plan of :mod:`sink_kill_plan` as JSON. The number of matching requests of all processes
-together is the size of a file.
+``SINK_KILL`` has a plan of ``tests/pipeline/sink_kills.py`` as JSON. The number of matching requests of all
+processes together is the size of a file. Most events are the work of the program that has started the driver:
+this one describes them in a file, and waits until that file has gone.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ import fcntl
 import json
 import os
 import signal
+import time
 from typing import Any
+
+SLOW_S = 4.0
+"""Long enough for Spark to start the task a second time beside the first."""
+PATIENCE_S = 120.0
 
 
 def _count(path: str) -> int:
-    """Counts an event of any process; returns its number, from 1 on."""
+    """Counts a request of any process; returns its number, from 1 on."""
     with open(path, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(b".")
@@ -22,15 +28,28 @@ def _count(path: str) -> int:
         return os.fstat(file.fileno()).st_size
 
 
-def _kill(plan: dict[str, Any]) -> None:
-    target = plan["target"]
-    if target == "driver":
-        with open(plan["driver_file"]) as file:
-            os.killpg(int(file.read()), signal.SIGKILL)
-    elif target == "worker":
+def _occur(plan: dict[str, Any], request: Any) -> None:
+    event = plan["event"]
+    if event == "kill worker":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif event == "fail":
+        raise RuntimeError("planted failure")
+    elif event == "wait":
+        time.sleep(SLOW_S)
     else:
-        os.kill(int(plan["broker_pid"]), signal.SIGKILL)
+        _ask(plan, request)
+
+
+def _ask(plan: dict[str, Any], request: Any) -> None:
+    """Asks for the event, and waits until it has happened."""
+    transaction = getattr(request, "transaction", None)
+    text = json.dumps({"pid": os.getpid(), "transactional_id": transaction and transaction.transactional_id})
+    with open(f"{plan['asked']}.new", "w") as file:
+        file.write(text)
+    os.replace(f"{plan['asked']}.new", plan["asked"])
+    deadline = time.monotonic() + PATIENCE_S
+    while os.path.exists(plan["asked"]) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def _install(plan: dict[str, Any]) -> None:
@@ -41,10 +60,10 @@ def _install(plan: dict[str, Any]) -> None:
     def hooked(self: SinkCluster, request: Any, rows: Any) -> Any:
         is_meant = type(request).__name__ == plan["request"]
         if is_meant and not plan["is_after"] and _count(plan["counter"]) == plan["number"]:
-            _kill(plan)
+            _occur(plan, request)
         result = carry_out(self, request, rows)
         if is_meant and plan["is_after"] and _count(plan["counter"]) == plan["number"]:
-            _kill(plan)
+            _occur(plan, request)
         return result
 
     SinkCluster.carry_out = hooked  # type: ignore[method-assign]

@@ -137,6 +137,16 @@ def test_the_last_of_several_successors_completes_the_transaction(
     assert committed(address, topic) == [b"a"]
 
 
+def test_a_producer_that_begins_aborts_what_another_has_prepared(
+    address: str, topic: str, make: MakeProducer
+) -> None:
+    prepare(make(), topic, b"a")
+    producer = make()
+    with producer.transaction():
+        producer.send(topic, b"b", partition=0)
+    assert committed(address, topic) == [b"b"]
+
+
 def test_without_an_open_transaction_there_is_nothing_to_complete(
     address: str, topic: str, make: MakeProducer
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 import uuid
@@ -25,7 +26,7 @@ from tidemill.client.errors import (
     error_for,
 )
 from tidemill.client.transaction_manager import ConsumerGroupMetadata, State, TransactionManager
-from tidemill.model.errors import ErrorCode
+from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.testing import Broker
 from tidemill.wire.apis import ApiKey
@@ -320,7 +321,7 @@ def test_a_transition_that_is_not_in_the_table_raises(
     transactions._state = State.UNINITIALIZED
 
 
-@pytest.mark.parametrize("operation", ["commit", "abort", "send"])
+@pytest.mark.parametrize("operation", ["commit", "abort", "send", "send_offsets"])
 def test_an_operation_without_begin_is_an_error(
     new_topic: NewTopic, make: MakeProducer, operation: str
 ) -> None:
@@ -329,12 +330,40 @@ def test_an_operation_without_begin_is_an_error(
         "commit": producer.commit,
         "abort": producer.abort,
         "send": partial(producer.send, new_topic(), b"x"),
+        "send_offsets": partial(producer.send_offsets, {TopicPartition("t", 0): 1}, "g"),
     }
     with pytest.raises(ClientError, match="no transaction is open"):
         operations[operation]()
     producer.begin()
     with pytest.raises(ClientError, match="a transaction is open; commit or abort it first"):
         producer.begin()
+
+
+@pytest.mark.parametrize(("offset", "group"), [("1", "g"), (-1, "g"), (1 << 63, "g"), (1, None)])
+def test_offsets_that_are_none_are_named(make: MakeProducer, offset: Any, group: Any) -> None:
+    producer = make()
+    producer.begin()
+    wrong = group if group is None else offset
+    with pytest.raises(ConfigError, match=re.escape(repr(wrong))):
+        producer.send_offsets({TopicPartition("t", 0): offset}, group)
+    producer.abort()
+
+
+def test_a_block_that_fails_in_a_fenced_producer_tells_who_has_aborted(
+    new_topic: NewTopic, make: MakeProducer, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = make()
+
+    def fail_after_fencing() -> None:
+        with first.transaction():
+            first.send(new_topic(), b"zombie").result(10)
+            make().begin()
+            raise ValueError("of the block")
+
+    with pytest.raises(ValueError, match="of the block"):
+        fail_after_fencing()
+    assert "was aborted by whoever has fenced this producer" in caplog.text
+    assert "its timeout will end it" not in caplog.text
 
 
 def test_a_producer_without_transactional_id_has_no_transactions(broker_address: str) -> None:
@@ -532,7 +561,7 @@ def test_a_producer_whose_transaction_has_timed_out(version: str) -> None:
                 time.sleep(0.1)
             with pytest.raises(ClientError):
                 producer.send("t", b"lost as well").result(10)
-            with pytest.raises(AbortableTransactionError):
+            with pytest.raises(AbortableTransactionError, match=r"longer than transaction\.timeout\.ms=500"):
                 producer.commit()
             if version == "the client adds partitions":
                 with pytest.raises(ProducerFenced):

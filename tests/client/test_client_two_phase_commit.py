@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,7 +27,7 @@ from tidemill.client.errors import (
     ProducerFenced,
     RequestTimeout,
 )
-from tidemill.model.errors import ErrorCode
+from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.testing.broker import Broker
 from tidemill.wire.apis import ApiKey
 
@@ -145,6 +146,24 @@ def test_a_producer_that_begins_aborts_what_another_has_prepared(
     with producer.transaction():
         producer.send(topic, b"b", partition=0)
     assert committed(address, topic) == [b"b"]
+
+
+def test_the_stored_result_of_prepare_may_be_a_list(address: str, topic: str, make: MakeProducer) -> None:
+    stored = json.loads(json.dumps(prepare(make(), topic, b"a")))
+    assert make().complete(stored) is True
+    assert committed(address, topic) == [b"a"]
+
+
+@pytest.mark.parametrize("stored", [("3", "1"), "3,1", [3], [3, 1, 2], 3, [3, True]])
+def test_a_stored_result_that_is_none_aborts_nothing(
+    address: str, topic: str, make: MakeProducer, stored: Any
+) -> None:
+    prepared = prepare(make(), topic, b"a")
+    successor = make()
+    with pytest.raises(ConfigError, match="two integers"):
+        successor.complete(stored)
+    assert successor.complete(prepared) is True
+    assert committed(address, topic) == [b"a"]
 
 
 def test_without_an_open_transaction_there_is_nothing_to_complete(

@@ -573,6 +573,12 @@ class Admin:
         candidates = [
             one for one in self.open_transactions(partitions, timeout) if one.last_timestamp_ms <= before_ms
         ]
+        return self.hanging_among(candidates, timeout)
+
+    def hanging_among(
+        self, candidates: Sequence[OpenTransaction], timeout: float | None = None
+    ) -> list[OpenTransaction]:
+        """Returns those open transactions that no coordinator knows: none will end them."""
         if not candidates:
             return []
         producer_ids = sorted({one.producer_id for one in candidates})

@@ -16,7 +16,7 @@ from tidemill.client.group_offsets import NAMED_MAX, OffsetAndMetadata
 from tidemill.client.group_requests import COORDINATOR_MOVED, MEMBERSHIP_LOST, call_coordinator
 from tidemill.client.network_client import NetworkClient
 from tidemill.client.subscription_state import SubscriptionState
-from tidemill.model.errors import ErrorCode
+from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition, by_topic
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.offset_commit import (
@@ -28,6 +28,7 @@ from tidemill.wire.messages.offset_commit import (
 
 logger = logging.getLogger(__name__)
 
+OFFSET_MAX = (1 << 63) - 1
 Offsets = Mapping[TopicPartition, tuple[int, int, str]]
 """Offset, leader epoch (-1 unknown), metadata by partition."""
 
@@ -35,11 +36,17 @@ Offsets = Mapping[TopicPartition, tuple[int, int, str]]
 def offsets_to_commit(
     offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Returns the offsets with leader epoch and metadata; a plain number has none of both."""
-    return {
-        TopicPartition(*item): OffsetAndMetadata(at) if isinstance(at, int) else at
-        for item, at in offsets.items()
-    }
+    """Returns the offsets with leader epoch and metadata; a plain number has none of both.
+
+    Raises ConfigError for an offset that is no number from 0 on.
+    """
+    found = {}
+    for item, at in offsets.items():
+        place: object = OffsetAndMetadata(at) if isinstance(at, int) else at
+        if not isinstance(place, OffsetAndMetadata) or not 0 <= place.offset <= OFFSET_MAX:
+            raise ConfigError(f"the offset of {TopicPartition(*item)} is {at!r}: it must be 0 or more")
+        found[TopicPartition(*item)] = place
+    return found
 
 
 class Membership(Protocol):

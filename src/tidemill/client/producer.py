@@ -28,6 +28,7 @@ from tidemill.client.errors import (
     ClientClosed,
     ClientError,
     FatalTransactionError,
+    ProducerFenced,
     RequestTimeout,
 )
 from tidemill.client.group_commits import offsets_to_commit
@@ -44,9 +45,14 @@ from tidemill.client.record_accumulator import (
     closed_error,
 )
 from tidemill.client.sender import REQUEST_OVERHEAD_BYTES, Sender
-from tidemill.client.transaction_manager import ConsumerGroupMetadata, PreparedTransaction, TransactionManager
+from tidemill.client.transaction_manager import (
+    ConsumerGroupMetadata,
+    PreparedTransaction,
+    TransactionManager,
+    prepared_of,
+)
 from tidemill.client.wait_reasons import Wait
-from tidemill.model.errors import ErrorCode
+from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.records.compression import codec_of
 
@@ -332,6 +338,10 @@ class Producer:
         """
         self._accumulator.check_open()
         metadata = ConsumerGroupMetadata(group) if isinstance(group, str) else group
+        if not isinstance(metadata, ConsumerGroupMetadata):
+            raise ConfigError(
+                f"group={group!r}: it must be consumer.group_metadata(), or the name of a group"
+            )
         self._transactional("send_offsets").send_offsets(
             offsets_to_commit(offsets), metadata, self._deadline(timeout)
         )
@@ -384,19 +394,21 @@ class Producer:
             self.flush(max(0.0, deadline - time.monotonic()))
             return transactions.prepare()
 
-    def complete(self, prepared: PreparedTransaction | None, timeout: float | None = None) -> bool:
+    def complete(self, prepared: Sequence[int] | None, timeout: float | None = None) -> bool:
         """Ends the transaction that this or a former producer has prepared; fences the former producer.
 
         Commits it if it is ``prepared``, the last one that the other system has committed (None if it has
-        none), and aborts it otherwise. A new producer calls it before :meth:`begin`. Returns False if no
-        transaction was open. After a RequestTimeout, call ``complete`` again.
+        none), and aborts it otherwise. A new producer calls it before :meth:`begin`. Returns whether a
+        transaction was open, and thus committed or aborted. After a RequestTimeout, call ``complete`` again.
+        Raises ConfigError for a value that is not two integers.
         """
         self._accumulator.check_open()
         transactions = self._transactional("complete")
+        wanted = None if prepared is None else prepared_of(prepared)
         transactions.check_two_phase_commit()
         deadline = self._deadline(timeout)
         with transactions.ending(deadline):
-            return transactions.complete(prepared, deadline)
+            return transactions.complete(wanted, deadline)
 
     @contextlib.contextmanager
     def transaction(self, timeout: float | None = None) -> Iterator[None]:
@@ -424,6 +436,8 @@ class Producer:
             return
         try:
             self.abort(timeout)
+        except ProducerFenced:
+            logger.warning("the transaction was aborted by whoever has fenced this producer")
         except ClientError as failure:
             logger.warning("the transaction was not aborted; its timeout will end it: %s", failure)
 

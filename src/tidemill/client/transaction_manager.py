@@ -39,7 +39,7 @@ from tidemill.client.errors import (
 from tidemill.client.group_offsets import OffsetAndMetadata
 from tidemill.client.group_requests import COORDINATOR_MOVED, call_coordinator
 from tidemill.client.network_client import TRANSACTION, NetworkClient
-from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.errors import ConfigError, ErrorCode, KafkaError
 from tidemill.model.transaction_types import TRANSACTION_VERSION
 from tidemill.model.transition_table import NONE, TransitionTable
 from tidemill.model.types import TopicPartition, by_topic
@@ -114,6 +114,20 @@ class PreparedTransaction(NamedTuple):
 
     producer_id: int
     epoch: int
+
+
+def prepared_of(stored: object) -> PreparedTransaction:
+    """Returns the prepared transaction that another system has stored, for example as a list of JSON.
+
+    Raises ConfigError unless it is two integers: any other value would abort the transaction.
+    """
+    found = tuple(stored) if isinstance(stored, tuple | list) else ()
+    if len(found) == 2 and all(isinstance(one, int) and not isinstance(one, bool) for one in found):
+        return PreparedTransaction._make(found)
+    raise ConfigError(
+        f"prepared={stored!r}: it must be the producer id and the epoch that prepare() has returned, two"
+        " integers, or None"
+    )
 
 
 class State(IntEnum):
@@ -299,18 +313,18 @@ class TransactionManager:
         if self._state is State.FATAL_ERROR and self._error is not None:
             raise self._error
 
-    def check_open(self) -> None:
-        """Raises ClientError unless messages can be added to the transaction."""
+    def check_open(self, refused: str = "no message can be sent") -> None:
+        """Raises ClientError, with what is ``refused``, unless the transaction can get more messages."""
         if self._state is State.IN_TRANSACTION and not self._is_ending:
             return
         self.check_usable()
         if self._is_ending:
-            raise ClientError("no message can be sent: another thread ends the transaction")
+            raise ClientError(f"{refused}: another thread ends the transaction")
         if self._error is not None:
             raise self._error
         state = self._state
         advice = "call begin()" if state in (State.UNINITIALIZED, State.READY) else "commit or abort it"
-        raise ClientError(f"no message can be sent: {STATE_TEXTS[state]}; {advice} first")
+        raise ClientError(f"{refused}: {STATE_TEXTS[state]}; {advice} first")
 
     def send_offsets(
         self,
@@ -320,7 +334,7 @@ class TransactionManager:
     ) -> None:
         """Commits the offsets of a group with the transaction."""
         with self._sends_offsets:
-            self.check_open()
+            self.check_open("no offsets can be sent")
             if offsets:
                 self._send_offsets(offsets, group, deadline)
 
@@ -626,20 +640,36 @@ class TransactionManager:
         """Notes an error of the transaction or of the producer. Returns it in its class."""
         code = failure.code
         with self._lock:
+            cause = self._possible_cause(code)
             if code in FENCED:
                 error: ClientError = ProducerFenced(
-                    f"{failure}; another producer uses transactional id {self.transactional_id!r}: close this"
-                    " one",
+                    f"{failure}; another producer uses transactional id {self.transactional_id!r}, or perhaps"
+                    f" {cause}: close this one",
                     ErrorCode.PRODUCER_FENCED,
                 )
             elif code in ABORTABLE:
                 error = AbortableTransactionError(f"{failure}; abort the transaction", code)
             else:
-                error = FatalTransactionError(f"{failure}; close this producer", code)
+                reason = cause and f"; perhaps {cause}"
+                error = FatalTransactionError(f"{failure}{reason}; close this producer", code)
             if self._state is not State.FATAL_ERROR:
                 self._change_state(State.ABORTABLE_ERROR if code in ABORTABLE else State.FATAL_ERROR)
                 self._error = error
         return error
+
+    def _possible_cause(self, code: ErrorCode) -> str:
+        """Returns the likely reason of an error, with the setting to look at; empty without any."""
+        if code is ErrorCode.INVALID_TRANSACTION_TIMEOUT:
+            return (
+                f"transaction.timeout.ms={self._timeout_ms} is above the brokers' transaction.max.timeout.ms"
+            )
+        if code is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED and self._has_two_phase_commit:
+            return "transaction.two.phase.commit.enable may not be set at the brokers"
+        if code in FENCED or code is ErrorCode.INVALID_TXN_STATE:
+            if self._has_two_phase_commit:
+                return "the transaction was ended by an administrator"
+            return f"the transaction was open for longer than transaction.timeout.ms={self._timeout_ms}"
+        return ""
 
     # -- the sender thread's calls -------------------------------------------------------------------------
 
@@ -725,7 +755,10 @@ class TransactionManager:
             if isinstance(problem, ClientClosed):
                 return
             code = problem.code if isinstance(problem, KafkaError) else None
+            cause = "" if code is None else self._possible_cause(code)
             self._change_state(State.ABORTABLE_ERROR)
             self._error = AbortableTransactionError(
-                f"a message of the transaction was not written: {problem}; abort the transaction", code
+                f"a message of the transaction was not written: {problem}{cause and f'; perhaps {cause}'};"
+                " abort the transaction",
+                code,
             )

@@ -79,6 +79,72 @@ def test_an_abort_of_no_transaction_is_wrong_usage(cli: Run, arguments: tuple[st
     assert "--force" in cli("transaction", "abort", *arguments, code=2)
 
 
+def test_only_an_open_transaction_is_aborted(cli: Run, topic: str, tmp_path: Path) -> None:
+    assert "TRANSACTIONAL_ID_NOT_FOUND" in cli("transaction", "abort", "--force", "misspelt", "-y", code=1)
+    assert cli("transaction", "list", "--pattern", "misspelt", "--json") == "[]\n"
+    file = tmp_path / "input"
+    file.write_text("one\n")
+    cli("produce", topic, "-f", str(file), "--transactional-id", "ended")
+    refused = cli("transaction", "abort", "--force", "ended", "-y", code=1)
+    assert "no transaction of ended is open: its state is CompleteCommit" in refused
+
+
+def test_the_end_of_an_aborted_produce_says_that_nothing_is_visible(
+    cli: Run, topic: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "input"
+    file.write_text('{"value": "one"}\nno object\n')
+    arguments = ("produce", topic, "-f", str(file), "--json")
+    told = cli(*arguments, "--transactional-id", "bad-input", code=1)
+    assert "1 message before it aborted with the transaction, nothing after it" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("produce", "t", "--transactional-id", ""), "--transactional-id is empty"),
+        (
+            ("produce", "t", "--transactional-id", "a", "-X", "transactional.id=b"),
+            "--transactional-id a and transactional.id=b: give only one",
+        ),
+        (("transaction", "list", "--producer-id", str(1 << 63)), "it must be 0 to 9223372036854775807"),
+        (("transaction", "list", "--running-for", "9" * 20 + "d"), "is too long"),
+        (("transaction", "list", "--pattern", "("), "--pattern (: the broker accepts regular expressions"),
+    ],
+)
+def test_wrong_options_are_named(cli: Run, arguments: tuple[str, ...], told: str) -> None:
+    assert told in cli(*arguments, code=2)
+
+
+def test_a_transactional_id_among_the_settings_makes_a_transaction(
+    cli: Run, topic: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "input"
+    file.write_text("one\n")
+    cli("produce", topic, "-f", str(file), "-X", "transactional.id=from-settings")
+    assert committed(cli, topic) == "one\n"
+    assert "from-settings" in cli("transaction", "list", "--state", "CompleteCommit")
+
+
+def test_a_timeout_above_that_of_the_brokers_is_named(cli: Run, topic: str, tmp_path: Path) -> None:
+    file = tmp_path / "input"
+    file.write_text("one\n")
+    arguments = ("produce", topic, "-f", str(file), "--transactional-id", "long")
+    told = cli(*arguments, "-X", "transaction.timeout.ms=900001", code=1)
+    assert "transaction.timeout.ms=900001 is above the brokers' transaction.max.timeout.ms" in told
+
+
+def test_a_transaction_that_its_coordinator_ends_is_not_aborted_in_one_partition(
+    broker: Broker, cli: Run, topic: str
+) -> None:
+    with Producer(broker.bootstrap, {"transactional.id": "healthy"}) as producer, producer.transaction():
+        producer.send(topic, b"value", partition=0).result(10)
+        where = ("--topic", topic, "--partition", "0", "--first-offset", "0")
+        refused = cli("transaction", "abort", *where, "-y", code=1)
+        assert "tidemill transaction abort --force healthy" in refused
+    assert committed(cli, topic) == "value\n"
+
+
 def test_an_abort_at_another_offset_names_find_hanging(cli: Run, topic: str) -> None:
     where = ("--topic", topic, "--partition", "0", "--first-offset", "7")
     assert "find-hanging" in cli("transaction", "abort", *where, "-y", code=1)

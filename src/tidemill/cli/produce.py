@@ -154,12 +154,19 @@ def command(
         return record
 
     choices = {"acks": acks, "compression_type": compression, "transactional_id": transactional_id}
+    if transactional_id == "":
+        raise click.UsageError("--transactional-id is empty: name it, or leave it out")
     config = target.config(**{name: text for name, text in choices.items() if text})
+    if transactional_id not in (None, config.get("transactional.id")):
+        raise click.UsageError(
+            f"--transactional-id {transactional_id} and transactional.id={config['transactional.id']}: give"
+            " only one"
+        )
     # A send may wait for buffer space as long as the oldest message may wait for its delivery.
     config.setdefault("max.block.ms", config.get("delivery.timeout.ms", KEYS["delivery.timeout.ms"].default))
     with Producer(target.bootstrap, config) as producer:
         _find_topic(target, topic, create)
-        with nullcontext() if transactional_id is None else producer.transaction():
+        with producer.transaction() if config.get("transactional.id") else nullcontext():
             sent = _send_and_report(producer, topic, files, read)
     if not quiet and (on_terminal() or sys.stderr.isatty()):
         click.secho(f"{counted(sent, 'message')} sent to {topic}", dim=True, err=True)
@@ -195,6 +202,10 @@ def _delivery_summary(producer: Producer) -> str:
     sent = f"{counted(counts.sent, 'message')} sent"
     if not counts.sent:
         return sent
+    if producer.config.str("transactional.id"):
+        return (
+            f"{sent} in a transaction that is not committed: consumers of committed messages get none of them"
+        )
     if producer.config.int("acks") == 0:
         return f"{sent}; with acks=0 there is no acknowledgement of their arrival"
     if counts.acknowledged == counts.sent:
@@ -290,7 +301,8 @@ def _send_all(
     while in_flight:
         sent += in_flight.popleft().result()
     if stopped is not None:
-        raise BadInput(f"{stopped} ({counted(sent, 'message')} before it sent, nothing after it)")
+        outcome = "aborted with the transaction" if producer.config.str("transactional.id") else "sent"
+        raise BadInput(f"{stopped} ({counted(sent, 'message')} before it {outcome}, nothing after it)")
     return sent
 
 

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead")
 
+ENDED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
+"""The states without an open transaction."""
+ID_MAX = (1 << 63) - 1
+
 
 @click.group("transaction")
 def command() -> None:
@@ -52,13 +56,15 @@ Examples:
     "--producer-id",
     "producer_ids",
     multiple=True,
-    type=WholeNumber(min=0),
+    type=WholeNumber(min=0, max=ID_MAX),
     help="List only this producer id; can be repeated.",
 )
 @click.option(
     "--running-for", metavar="DURATION", help="List only transactions that are open for longer, as 10m."
 )
-@click.option("--pattern", metavar="REGEX", help="List only names that match this regular expression.")
+@click.option(
+    "--pattern", metavar="REGEX", help="List only names that this regular expression matches as a whole."
+)
 @json_option
 @target_options
 def list_(
@@ -71,10 +77,19 @@ def list_(
 ) -> None:
     """List the transactional ids of all brokers."""
     running_for_ms = -1 if running_for is None else int(parse_duration(running_for) * 1000)
+    if running_for_ms > ID_MAX:
+        raise click.UsageError(f"--running-for {running_for} is too long")
     with target.admin() as admin:
-        found = admin.list_transactions(
-            states=states, producer_ids=producer_ids, running_for_ms=running_for_ms, pattern=pattern
-        )
+        try:
+            found = admin.list_transactions(
+                states=states, producer_ids=producer_ids, running_for_ms=running_for_ms, pattern=pattern
+            )
+        except ClientError as problem:
+            if problem.code is not ErrorCode.INVALID_REGULAR_EXPRESSION:
+                raise
+            raise click.UsageError(
+                f"--pattern {pattern}: the broker accepts regular expressions of RE2"
+            ) from None
     if as_json:
         print_json([one._asdict() for one in found])
         return
@@ -199,8 +214,13 @@ def abort(
     if force:
         if name is None or topic is not None:
             raise click.UsageError("--force needs the transactional id, and no --topic")
-        require_yes(f"Abort the transaction of {name}, and fence its producer?", yes)
         with target.admin() as admin:
+            state = admin.describe_transaction(name).state
+            if state in ENDED:
+                raise ClientError(
+                    f"no transaction of {name} is open: its state is {state}", ErrorCode.INVALID_TXN_STATE
+                )
+            require_yes(f"Abort the transaction of {name}, and fence its producer?", yes)
             admin.fence_producer(name)
         done(f"aborted the transaction of {name}")
         return 0
@@ -213,6 +233,15 @@ def abort(
             raise ClientError(
                 f"no transaction that began at offset {first_offset} is open in {where}; see find-hanging",
                 ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+            )
+        if not admin.hanging_among(found):
+            names = [
+                one.transactional_id for one in admin.list_transactions(producer_ids=[found[0].producer_id])
+            ]
+            raise ClientError(
+                f"the transaction from offset {first_offset} on in {where} is not hanging: its coordinator"
+                f" will end it. 'tidemill transaction abort --force {' '.join(names)}' aborts it everywhere",
+                ErrorCode.INVALID_TXN_STATE,
             )
         require_yes(f"Abort the transaction of producer {found[0].producer_id} in {where}?", yes)
         admin.abort_open_transaction(found[0])

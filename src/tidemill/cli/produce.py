@@ -7,7 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -131,7 +131,6 @@ def command(
     if separator == b"":
         raise click.UsageError("--key-separator is empty: give at least one character")
     from tidemill.client import Producer
-    from tidemill.client.config_keys import KEYS
 
     fixed = [_header(text) for text in headers]
     fixed_key = key.encode() if key is not None else None
@@ -153,9 +152,25 @@ def command(
             record.partition = partition
         return record
 
-    choices = {"acks": acks, "compression_type": compression, "transactional_id": transactional_id}
+    config = _config(target, acks, compression, transactional_id)
+    with Producer(target.bootstrap, config) as producer:
+        _find_topic(target, topic, create)
+        with producer.transaction() if config.get("transactional.id") else nullcontext():
+            sent = _send_and_report(producer, topic, files, read)
+    if not quiet and (on_terminal() or sys.stderr.isatty()):
+        click.secho(f"{counted(sent, 'message')} sent to {topic}", dim=True, err=True)
+    return 0
+
+
+def _config(
+    target: Target, acks: str | None, compression: str | None, transactional_id: str | None
+) -> dict[str, Any]:
+    """Returns the producer's settings. Raises UsageError for two transactional ids, and for an empty one."""
+    from tidemill.client.config_keys import KEYS
+
     if transactional_id == "":
         raise click.UsageError("--transactional-id is empty: name it, or leave it out")
+    choices = {"acks": acks, "compression_type": compression, "transactional_id": transactional_id}
     config = target.config(**{name: text for name, text in choices.items() if text})
     if transactional_id not in (None, config.get("transactional.id")):
         raise click.UsageError(
@@ -164,13 +179,7 @@ def command(
         )
     # A send may wait for buffer space as long as the oldest message may wait for its delivery.
     config.setdefault("max.block.ms", config.get("delivery.timeout.ms", KEYS["delivery.timeout.ms"].default))
-    with Producer(target.bootstrap, config) as producer:
-        _find_topic(target, topic, create)
-        with producer.transaction() if config.get("transactional.id") else nullcontext():
-            sent = _send_and_report(producer, topic, files, read)
-    if not quiet and (on_terminal() or sys.stderr.isatty()):
-        click.secho(f"{counted(sent, 'message')} sent to {topic}", dim=True, err=True)
-    return 0
+    return config
 
 
 def _send_and_report(

@@ -226,7 +226,12 @@ def abort(
         return 0
     if name is not None or topic is None or partition is None or first_offset is None:
         raise click.UsageError("give --topic, --partition and --first-offset, or --force and an id")
-    where = TopicPartition(topic, partition)
+    _abort_hanging(target, TopicPartition(topic, partition), first_offset, yes)
+    return 0
+
+
+def _abort_hanging(target: Target, where: TopicPartition, first_offset: int, yes: bool) -> None:
+    """Aborts a transaction in its partition. Raises ClientError unless it is open, and has no coordinator."""
     with target.admin() as admin:
         found = [one for one in admin.open_transactions([where]) if one.start_offset == first_offset]
         if not found:
@@ -246,7 +251,6 @@ def abort(
         require_yes(f"Abort the transaction of producer {found[0].producer_id} in {where}?", yes)
         admin.abort_open_transaction(found[0])
     done(f"aborted the transaction from offset {first_offset} on in {where}")
-    return 0
 
 
 def _partitions_of(admin: Admin, topics: tuple[str, ...]) -> list[TopicPartition]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -160,6 +161,28 @@ async def test_many_transactions_that_time_out_are_aborted_in_slices() -> None:
         assert {one.state for one in machine.transactions.values()} == {TransactionState.PREPARE_ABORT}
         steps = [after - before for before, after in pairwise(decided)]
         assert max(steps) <= ITEMS_PER_SLICE
+
+
+async def test_transactions_that_the_coordinator_aborts_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tidemill.transactions")
+    async with started(Allocation()) as coordinator, asyncio.timeout(60):
+        for name in ("slow", "line\nbreak", "x" * 30_000):
+            begun = await coordinator.init_producer_id(init_request(name, timeout_ms=1))
+            producer = ProducerIdAndEpoch(begun.producer_id, begun.epoch)
+            request = AddPartitionsRequest(
+                transactional_id=name, producer=producer, partitions=frozenset({P0}), client_version=2
+            )
+            assert await coordinator.add_partitions(request) is ErrorCode.NONE
+        second = asyncio.ensure_future(coordinator.init_producer_id(init_request("line\nbreak")))
+        await in_turns(lambda: "line" in caplog.text, True)
+        await asyncio.sleep(0.01)
+        await coordinator.abort_timed_out()
+        second.cancel()
+    told = [record.getMessage() for record in caplog.records if "is aborted" in record.message]
+    assert "another producer begins with its transactional id" in told[0]
+    assert "'line\\nbreak'" in told[0]
+    assert "the transaction of 'slow' is aborted: it was open for longer than its timeout of 1 ms" in told[1]
+    assert len(told[2]) < 500
 
 
 def decided(name: str, *partitions: TopicPartition) -> TransactionRecord:

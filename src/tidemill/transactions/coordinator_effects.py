@@ -11,10 +11,16 @@ from typing import NamedTuple, TypeAlias
 from tidemill.coordinator_runtime.coordinator_effects import Append, CancelTimer, Reply, SetTimer, Waiter
 from tidemill.coordinator_runtime.value_classes import Value
 from tidemill.model.errors import ErrorCode
+from tidemill.model.log_lines import ITEM_CHARACTERS_MAX, cut_short
 from tidemill.model.transaction_types import ProducerIdAndEpoch
 from tidemill.model.types import TopicPartition
 from tidemill.transactions.transaction_log import TransactionRecord
 from tidemill.transactions.transaction_metadata import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TransactionMetadata
+
+
+def shown(transactional_id: str) -> str:
+    """Returns a transactional id, which clients choose, for a log line."""
+    return cut_short(repr(transactional_id), ITEM_CHARACTERS_MAX)
 
 
 class InitProducerIdRequest(Value):
@@ -136,12 +142,32 @@ class TransactionMarker(Value):
     is_commit: bool
     client_version: int
 
+    def __str__(self) -> str:
+        producer_id, epoch = self.producer
+        return f"the transaction of {shown(self.transactional_id)} (producer {producer_id}, epoch {epoch})"
+
 
 class SendMarkers(Value):
     """Writes a marker into partitions; each of them is passed to ``marker_written``."""
 
     marker: TransactionMarker
     partitions: Collection[TopicPartition]
+
+
+class TransactionFenced(Value):
+    """A transaction is aborted although its producer may go on with it; for the log."""
+
+    transactional_id: str
+    timeout_ms: int
+    """That of the transaction if it has timed out; 0 if another producer begins with its id."""
+
+    def __str__(self) -> str:
+        reason = (
+            f"it was open for longer than its timeout of {self.timeout_ms} ms"
+            if self.timeout_ms
+            else "another producer begins with its transactional id"
+        )
+        return f"the transaction of {shown(self.transactional_id)} is aborted: {reason}"
 
 
 class TransactionEnded(Value):
@@ -158,5 +184,6 @@ Effect: TypeAlias = (
     | Append[TransactionRecord, Continuation]
     | AllocateProducerId
     | SendMarkers
+    | TransactionFenced
     | TransactionEnded
 )

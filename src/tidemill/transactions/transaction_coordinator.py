@@ -35,7 +35,9 @@ from tidemill.transactions.coordinator_effects import (
     ProducerResult,
     SendMarkers,
     TransactionEnded,
+    TransactionFenced,
     TransactionMarker,
+    shown,
 )
 from tidemill.transactions.producer_id_manager import ProducerIdManager
 from tidemill.transactions.transaction_marker_channel_manager import (
@@ -159,6 +161,8 @@ class TransactionCoordinator:
             self.runtime.tasks.start(self._allocate_producer_id(shard, effect.transactional_id))
         elif isinstance(effect, SendMarkers):
             self._send_markers(shard, effect)
+        elif isinstance(effect, TransactionFenced):
+            logger.info("%s-%d: %s", shard.topic, shard.partition, effect)
         elif not isinstance(effect, TransactionEnded):
             raise CoordinatorInvariantError(f"a transaction coordinator cannot perform {effect!r}")
         elif effect.is_commit:
@@ -213,7 +217,7 @@ class TransactionCoordinator:
             code = problem.code if isinstance(problem, KafkaError) else ErrorCode.UNKNOWN_SERVER_ERROR
             logger.warning(
                 "no producer id for transactional id %s: %s",
-                name,
+                shown(name),
                 problem,
                 # Other exceptions than KafkaErrors are bugs.
                 exc_info=None if isinstance(problem, KafkaError) else problem,

@@ -49,6 +49,7 @@ from tidemill.transactions.coordinator_effects import (
     SendMarkers,
     TimerKey,
     TransactionEnded,
+    TransactionFenced,
     TransactionMarker,
     TransactionTimer,
 )
@@ -165,6 +166,7 @@ class TransactionStateManager:
                 self._keep_prepared(before, request, NO_PRODUCER_ID, waiter, now)
         elif before.state is TransactionState.ONGOING:
             self._fence(name, before, now)
+            self._effects.append(TransactionFenced(transactional_id=name, timeout_ms=0))
             self._defer_init(request, waiter, now)
         elif before.is_epoch_exhausted and (
             request.expected is None or request.expected.epoch == before.producer_epoch
@@ -473,6 +475,7 @@ class TransactionStateManager:
             if one.has_timeout and one.start_ms + one.timeout_ms < now.wall_ms and not self._is_busy(name):
                 found.append((name, one))
         for name, one in found:
+            self._effects.append(TransactionFenced(transactional_id=name, timeout_ms=one.timeout_ms))
             self._fence(name, one, now)
         return len(found)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 
 import pytest
 
@@ -138,6 +139,13 @@ def test_an_id_is_used_again_for_a_later_batch_only(monkeypatch: pytest.MonkeyPa
     assert {transactional_ids.unused_id("p", "q", 2) for _ in range(2)} == {first, second}
     assert transactional_ids.unused_id("p", "q", 2) not in (first, second)
     assert transactional_ids.unused_id("p", "other", 3).startswith("p-other-")
+
+
+@pytest.mark.parametrize("longer", ["write-a-b", "write-a-0123456789abcdef-0", "write-a-"])
+def test_the_pattern_of_a_query_does_not_match_ids_of_a_query_with_a_longer_name(longer: str) -> None:
+    pattern = transactional_ids.pattern_of("p", "write-a")
+    assert re.fullmatch(pattern, transactional_ids.unused_id("p", "write-a", 1))
+    assert not re.fullmatch(pattern, transactional_ids.unused_id("p", longer, 1))
 
 
 def test_a_forked_worker_uses_other_ids(monkeypatch: pytest.MonkeyPatch) -> None:

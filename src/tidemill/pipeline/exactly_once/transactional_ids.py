@@ -1,6 +1,7 @@
-"""The transactional ids of the sink: prefix, query, worker process and slot.
+"""The transactional ids of the sink: ``PREFIX-QUERY-WORKER-SLOT``.
 
-Two attempts never share an id, so that InitProducerId of one never aborts the finished work of another. An
+``WORKER`` has 16 hexadecimal digits and identifies a Python process; ``SLOT`` counts its ids from 0 on. Two
+attempts never share an id, so that InitProducerId of one never aborts the finished work of another. An
 id is used again for a later batch only, when its last transaction has ended: a coordinator keeps a state for
 each id, for a week by default.
 """
@@ -10,6 +11,9 @@ from __future__ import annotations
 import os
 import re
 import uuid
+from typing import Final
+
+WORKER_DIGITS: Final = 16
 
 _worker = ""
 _process = 0
@@ -17,14 +21,12 @@ _used: dict[str, dict[str, int]] = {}
 """By the prefix of a query: the last batch of each id of this process."""
 
 
-def prefix_of(prefix: str, query: str) -> str:
-    """Returns what all ids of a query begin with."""
-    return f"{prefix}-{query}-"
-
-
 def pattern_of(prefix: str, query: str) -> str:
-    """Returns the regular expression (RE2) of all ids of a query."""
-    return re.escape(prefix_of(prefix, query)) + ".*"
+    """Returns the regular expression (RE2) of all ids of a query.
+
+    It does not match those of a query whose name only begins with this one's: another driver decides on them.
+    """
+    return f"{re.escape(_start_of(prefix, query))}[0-9a-f]{{{WORKER_DIGITS}}}-[0-9]+"
 
 
 def unused_id(prefix: str, query: str, batch: int) -> str:
@@ -32,9 +34,13 @@ def unused_id(prefix: str, query: str, batch: int) -> str:
     global _worker, _process, _used
     if _process != os.getpid():
         # Spark forks its workers from one process.
-        _worker, _process, _used = uuid.uuid4().hex[:16], os.getpid(), {}
-    start = prefix_of(prefix, query)
+        _worker, _process, _used = uuid.uuid4().hex[:WORKER_DIGITS], os.getpid(), {}
+    start = _start_of(prefix, query)
     used = _used.setdefault(start, {})
     name = next((one for one, last in used.items() if last < batch), f"{start}{_worker}-{len(used)}")
     used[name] = batch
     return name
+
+
+def _start_of(prefix: str, query: str) -> str:
+    return f"{prefix}-{query}-"

@@ -16,6 +16,7 @@ from tidemill.pipeline.exactly_once.control_records import Batch, Token
 from tidemill.pipeline.exactly_once.control_topic import ensure_control_topic
 from tidemill.pipeline.exactly_once.protocol import (
     AppendControl,
+    BatchesOutOfOrder,
     EndTransaction,
     RowsDiffer,
     RowsLost,
@@ -41,9 +42,9 @@ class Ended(Exception):
 class Target:
     """A query on a cluster, and its topic."""
 
-    def __init__(self, cluster: Any) -> None:
+    def __init__(self, cluster: Any, query: str | None = None) -> None:
         self.topic = cluster.topic(2)
-        self.query = uuid.uuid4().hex
+        self.query = query or uuid.uuid4().hex
         given = {"kafka.bootstrap.servers": cluster.bootstrap, "topic": self.topic}
         self.options: SinkOptions = parse_sink_options({**given, "delivery": "exactly-once"}, streaming=True)
         ensure_control_topic(self.options.client, CONTROL)
@@ -66,9 +67,11 @@ class Target:
     def commit(self, number: int, token: str, *messages: Written, **options: bool) -> None:
         self.cluster.run(commit_batch(self.batch(number), Token(token), messages, **options))
 
-    def commit_up_to(self, kind: type, token: str, *messages: Written, after: bool) -> None:
+    def commit_up_to(
+        self, kind: type, token: str, *messages: Written, after: bool, number: int = 0
+    ) -> None:
         """Commits, and ends before or after the first request of a kind."""
-        steps = commit_batch(self.batch(), Token(token), messages)
+        steps = commit_batch(self.batch(number), Token(token), messages)
         result: Any = None
         while True:
             request = steps.send(result)
@@ -193,4 +196,34 @@ def test_other_rows_stop_the_query_unless_lost_rows_are_skipped(target: Target) 
     assert target.committed() == ["1"]
     target.commit(1, "e", target.task(1, "e", 0, "4"))
     assert target.committed() == ["1", "4"]
+    assert target.open_transactions() == 0
+
+
+def test_a_query_with_a_longer_name_keeps_its_transactions(cluster: Any, target: Target) -> None:
+    other = Target(cluster, f"{target.query}-daily")
+    theirs = other.task(0, "a", 0, "1")
+    target.commit(0, "b", target.task(0, "b", 0, "2"))
+    other.commit(0, "a", theirs)
+    assert (other.committed(), target.committed()) == (["1"], ["2"])
+    other.admin.close()
+
+
+def test_an_earlier_batch_waits_for_a_later_one_that_has_begun(target: Target) -> None:
+    later = target.task(6, "a", 0, "6")
+    target.commit_up_to(EndTransaction, "a", later, after=False, number=6)
+    with pytest.raises(BatchesOutOfOrder, match="write batch 6 again first"):
+        target.task(5, "b", 0, "5")
+    with pytest.raises(BatchesOutOfOrder, match="write batch 6 again first"):
+        target.commit(5, "c")
+    target.commit(6, "d", target.task(6, "d", 0, "6"))
+    assert target.committed() == ["6"]
+
+
+def test_a_batch_that_began_first_is_not_stopped_by_a_later_one(target: Target) -> None:
+    earlier = target.task(5, "a", 0, "5")
+    with pytest.raises(BatchesOutOfOrder, match="write batch 5 again first"):
+        target.task(6, "b", 0, "6")
+    target.commit(5, "a", earlier)
+    target.commit(6, "c", target.task(6, "c", 0, "6"))
+    assert target.committed() == ["5", "6"]
     assert target.open_transactions() == 0

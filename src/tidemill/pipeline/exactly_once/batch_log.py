@@ -8,6 +8,9 @@ The order of the records decides, and each reader that has read up to the same r
 - A further record is valid only if it replaces the valid one before it, and changes only winners that were
   lost before it. The last valid record applies.
 - A batch is done after its ``done``, or that of a later batch.
+- Of two batches that are not done, the one whose first record comes first is written first, whatever their
+  numbers. While it is not done, no transaction of the other one is opened: a commit may therefore abort each
+  open transaction of the query that it does not need.
 """
 
 from __future__ import annotations
@@ -46,15 +49,13 @@ class ValidRecord(NamedTuple):
 class BatchLog:
     """The control records of one batch, up to an offset of the control partition.
 
-    ``stored`` are the records of the query in the order of their offsets; other batches' are skipped, but
-    for ``done`` and unfinished batches before.
+    ``stored`` are the records of the query in the order of their offsets. Of other batches they tell which
+    are done, and which one is to be completed first.
     """
 
     def __init__(self, batch: Batch, stored: Iterable[StoredRecord]) -> None:
         self.batch = batch
         self.is_done = False
-        self.first_offset: int | None = None
-        """Of the batch's first record; None without one."""
         self.valid: ValidRecord | None = None
         self.valid_offsets: set[int] = set()
         self.stored: list[StoredRecord] = []
@@ -63,7 +64,8 @@ class BatchLog:
         """The first ``begin`` of each token, in their order."""
         self._newest: Token | None = None
         self._abandoned: set[Token] = set()
-        self._unfinished: set[int] = set()
+        self._unfinished: dict[int, None] = {}
+        """The batches with records that are not done, in the order of their first records."""
         self._done_number = -1
         for one in stored:
             self._add(one)
@@ -78,16 +80,12 @@ class BatchLog:
         if isinstance(record, Done):
             self._done_number = max(self._done_number, number)
             self.is_done = self._done_number >= self.batch.number
-            self._unfinished = {each for each in self._unfinished if each > self._done_number}
+            self._unfinished = {each: None for each in self._unfinished if each > self._done_number}
             return
-        if number < self.batch.number:
-            if number > self._done_number:
-                self._unfinished.add(number)
+        if number > self._done_number:
+            self._unfinished.setdefault(number)
+        if number != self.batch.number:
             return
-        if number > self.batch.number:
-            return
-        if self.first_offset is None:
-            self.first_offset = one.offset
         if isinstance(record, Begin):
             if record.token not in self._begun:
                 self._begun[record.token] = one.offset
@@ -121,6 +119,7 @@ class BatchLog:
         return self._newest is not None and self._newest != token
 
     @property
-    def unfinished_before(self) -> int | None:
-        """An earlier batch that has begun and is not done; None without one."""
-        return min(self._unfinished, default=None)
+    def to_complete_first(self) -> int | None:
+        """Another batch that has begun before this one and is not done; None without one."""
+        first = next(iter(self._unfinished), None)
+        return None if first == self.batch.number else first

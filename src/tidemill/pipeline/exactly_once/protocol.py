@@ -59,7 +59,7 @@ class Superseded(SinkError):
 
 
 class BatchesOutOfOrder(SinkError):
-    """A batch before this one has begun, and was never completed."""
+    """Another batch has begun before this one, and was never completed."""
 
 
 class RowsLost(SinkError):
@@ -332,10 +332,11 @@ def _abort(transactions: Iterable[Transaction]) -> Steps[None]:
 
 
 def _check_order(log: BatchLog) -> None:
-    if log.unfinished_before is not None:
+    first = log.to_complete_first
+    if first is not None:
         raise BatchesOutOfOrder(
-            f"batch {log.unfinished_before} of {log.batch.query} was begun and never completed, so that batch"
-            f" {log.batch.number} cannot be written: write batch {log.unfinished_before} again first"
+            f"batch {first} of {log.batch.query} was begun and never completed, so that batch"
+            f" {log.batch.number} cannot be written: write batch {first} again first"
         )
 
 

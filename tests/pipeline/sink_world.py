@@ -2,7 +2,8 @@
 
 Each step carries out one request of one driver or task. Drivers end, or stand still while another one begins
 with the same checkpoint, and continue. Tasks are repeated, run twice, and go on after their driver has ended.
-Responses are lost, and appended records arrive late. Transactions time out. The control topic is compacted.
+Responses are lost, coordinators move, and appended records arrive late. Transactions time out. The control
+topic is compacted.
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ class World:
         if self.live and random.random() < 0.01:
             self._crash(self.live[random.randrange(len(self.live))])
         if self.variation.has_timeouts and random.random() < 0.02:
-            still = [one for one, rows in self.transactions.items() if rows.state == OPEN]
+            still = self._open_transactions()
             if still:
                 timed_out = random.choice(still)
                 self._set(timed_out, ABORTED)
@@ -200,7 +201,7 @@ class World:
                 self.counts["timeouts"] += 1
                 self.trace.append(f"{timed_out} times out")
         if self.variation.has_timeouts and random.random() < 0.005:
-            opened = {one.transactional_id for one, rows in self.transactions.items() if rows.state == OPEN}
+            opened = {one.transactional_id for one in self._open_transactions()}
             ended = sorted(self.epochs.keys() - opened)
             self.expired.update(ended[-1:])
         if self.variation.compacts and random.random() < 0.05:
@@ -244,8 +245,12 @@ class World:
         if self.is_ending:
             return some
         if some and self.random.random() < self._stands:
-            self.random.choice(some).stands_until = self._steps + self.random.choice((5, 20, 60, 150))
+            self._stop(self.random.choice(some))
         return [one for one in some if one.stands_until <= self._steps]
+
+    def _stop(self, one: Any) -> None:
+        """A driver or a task stands still for some steps."""
+        one.stands_until = self._steps + self.random.choice((5, 20, 60, 150))
 
     def _drive(self, driver: Driver) -> None:
         if driver.stage == "plan":
@@ -256,6 +261,8 @@ class World:
             assert driver.steps is not None
             result = self._step(driver.steps)
             if result is None and driver.steps.problem is None:
+                if not self.is_ending and self.random.random() < self._stands:
+                    self._stop(driver)
                 return
             self._stage_ended(driver, driver.steps.problem)
 
@@ -401,7 +408,9 @@ class World:
             self._remove({one.record_id for one in request.stored})
             return None
         if isinstance(request, protocol.ListTransactions):
-            return tuple(one for one, rows in self.transactions.items() if rows.state == OPEN)
+            return tuple(one for one in self._open_transactions() if not self._moves_coordinator())
+        if isinstance(request, protocol.IsOpen):
+            return self.transactions[request.transaction].state == OPEN
         if isinstance(request, protocol.EndTransaction):
             return self._end_transaction(request)
         if isinstance(request, protocol.FindOutcome):
@@ -437,6 +446,13 @@ class World:
         if self.transactions[one].state == OPEN:
             self._set(one, wanted)
         return ended.YES if self.transactions[one].state == wanted else ended.GONE
+
+    def _open_transactions(self) -> list[Transaction]:
+        return [one for one, rows in self.transactions.items() if rows.state == OPEN]
+
+    def _moves_coordinator(self) -> bool:
+        """Whether the coordinator of a transaction is moving, so that no broker lists the transaction."""
+        return self.variation.loses_responses and not self.is_ending and self.random.random() < 0.05
 
     def _set(self, one: Transaction, state: str) -> None:
         self.transactions[one].state = state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -17,10 +17,13 @@ from tidemill.pipeline.exactly_once.control_topic import ensure_control_topic
 from tidemill.pipeline.exactly_once.protocol import (
     AppendControl,
     BatchesOutOfOrder,
+    ControlRecordsLost,
     EndTransaction,
     RowsDiffer,
     RowsLost,
     Superseded,
+    TransactionsAborted,
+    WriteRows,
     Written,
     abort_batch,
     commit_batch,
@@ -64,12 +67,24 @@ class Target:
         values = pa.array([one.encode() for one in rows], pa.binary())
         yield self.topic, pa.RecordBatch.from_arrays([values, values], names=["key", "value"])
 
+    def task_around(self, token: str, event: Callable[[], None], *rows: str) -> Written:
+        """Writes the rows of a task of the first batch; ``event`` occurs before it opens its transaction."""
+        steps = write_task(self.batch(), Token(token), 0)
+        result: Any = None
+        while True:
+            try:
+                request = steps.send(result)
+            except StopIteration as end:
+                written: Written = end.value
+                return written
+            if isinstance(request, WriteRows):
+                event()
+            result = self.cluster.carry_out(request, self.rows(*rows))
+
     def commit(self, number: int, token: str, *messages: Written, **options: bool) -> None:
         self.cluster.run(commit_batch(self.batch(number), Token(token), messages, **options))
 
-    def commit_up_to(
-        self, kind: type, token: str, *messages: Written, after: bool, number: int = 0
-    ) -> None:
+    def commit_up_to(self, kind: type, token: str, *messages: Written, after: bool, number: int = 0) -> None:
         """Commits, and ends before or after the first request of a kind."""
         steps = commit_batch(self.batch(number), Token(token), messages)
         result: Any = None
@@ -227,3 +242,42 @@ def test_a_batch_that_began_first_is_not_stopped_by_a_later_one(target: Target) 
     target.commit(6, "c", target.task(6, "c", 0, "6"))
     assert target.committed() == ["5", "6"]
     assert target.open_transactions() == 0
+
+
+def test_an_attempt_that_goes_on_after_the_batch_is_done_leaves_no_transaction_open(target: Target) -> None:
+    written = target.task_around("a", lambda: target.commit(0, "b", target.task(0, "b", 0, "1")), "1")
+    assert target.open_transactions() == 1
+    target.commit(0, "a", written)
+    assert target.open_transactions() == 0
+    assert target.committed() == ["1"]
+
+
+def test_an_attempt_that_fails_after_the_batch_is_done_leaves_no_transaction_open(target: Target) -> None:
+    written = target.task_around("a", lambda: target.commit(0, "b", target.task(0, "b", 0, "1")), "1")
+    assert not target.cluster.run(abort_batch(target.batch(), Token("a"), [written]))
+    assert target.open_transactions() == 0
+    assert target.committed() == ["1"]
+
+
+def test_a_transaction_that_timed_out_before_the_decision_leaves_nothing(target: Target) -> None:
+    messages = [target.task(0, "a", 0, "1"), target.task(0, "a", 1, "2", "3")]
+    target.abort(messages[1])
+    with pytest.raises(TransactionsAborted, match=r"tasks 1 \(2 rows, to spark-.*transaction.timeout.ms"):
+        target.commit(0, "a", *messages)
+    target.cluster.run(abort_batch(target.batch(), Token("a"), messages))
+    assert target.committed() == []
+    target.commit(0, "b", target.task(0, "b", 0, "1", "2", "3"))
+    assert target.committed() == ["1", "2", "3"]
+    assert target.open_transactions() == 0
+
+
+@pytest.mark.parametrize("end", [abort_batch, commit_batch])
+def test_a_decided_batch_is_not_aborted_if_its_control_records_were_lost(target: Target, end: Any) -> None:
+    messages = [target.task(0, "a", 0, "1")]
+    target.commit_up_to(EndTransaction, "a", *messages, after=False)
+    lost = SinkCluster(target.options, f"{CONTROL}_lost", PREFIX, target.query)
+    ensure_control_topic(target.options.client, f"{CONTROL}_lost")
+    with pytest.raises(ControlRecordsLost, match="was the control topic deleted"):
+        lost.run(end(target.batch(), Token("a"), messages))
+    target.commit(0, "b", target.task(0, "b", 0, "1"))
+    assert target.committed() == ["1"]

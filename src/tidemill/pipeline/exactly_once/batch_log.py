@@ -60,8 +60,7 @@ class BatchLog:
         self.valid_offsets: set[int] = set()
         self.stored: list[StoredRecord] = []
         """The records that the ``done`` of this batch makes obsolete."""
-        self._begun: dict[Token, int] = {}
-        """The first ``begin`` of each token, in their order."""
+        self._begun: set[Token] = set()
         self._newest: Token | None = None
         self._abandoned: set[Token] = set()
         self._unfinished: dict[int, None] = {}
@@ -88,7 +87,7 @@ class BatchLog:
             return
         if isinstance(record, Begin):
             if record.token not in self._begun:
-                self._begun[record.token] = one.offset
+                self._begun.add(record.token)
                 self._newest = record.token
         elif isinstance(record, Abandon):
             self._abandoned.add(record.token)
@@ -103,7 +102,7 @@ class BatchLog:
             self.valid = self.valid._replace(lost=self.valid.lost | record.tasks)
 
     def _is_valid(self, record: Record) -> bool:
-        if record.token != self._newest or record.token in self._abandoned:
+        if self.is_superseded(record.token) or record.token in self._abandoned:
             return False
         if self.valid is None:
             return record.replaces == NO_RECORD
@@ -114,9 +113,13 @@ class BatchLog:
         changed = {task for task, one in after.items() if before.get(task) != one}
         return before.keys() == after.keys() and changed <= self.valid.lost
 
+    def has_begun(self, token: Token) -> bool:
+        """Whether this attempt has begun."""
+        return token in self._begun
+
     def is_superseded(self, token: Token) -> bool:
-        """Whether a newer attempt has begun."""
-        return self._newest is not None and self._newest != token
+        """Whether this is not the newest attempt that has begun."""
+        return token != self._newest
 
     @property
     def to_complete_first(self) -> int | None:

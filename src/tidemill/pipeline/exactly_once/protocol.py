@@ -7,8 +7,8 @@ control records decides between them (:mod:`~tidemill.pipeline.exactly_once.batc
 1. A task appends ``begin`` and reads up to it. Only then does it open a transaction, unless the batch is
    decided already or a newer attempt has begun. It leaves the transaction open.
 2. The commit lists the open transactions of the query, *then* reads the control partition to its end. It
-   aborts those that no winner has, and appends ``record``. If that is valid, the batch is decided: from then
-   on no winner is aborted by anyone, and any driver ends them.
+   stops if a transaction of its tasks is no longer open, aborts the other ones, and appends ``record``. If
+   that is valid, the batch is decided: from then on no winner is aborted by anyone, and any driver ends them.
 3. An attempt that fails appends ``abandon`` before it aborts its transactions: its ``record`` may be on the
    way.
 
@@ -24,7 +24,7 @@ unknown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -68,6 +68,14 @@ class RowsLost(SinkError):
 
 class RowsDiffer(SinkError):
     """The rows of aborted transactions cannot be written again: the attempt has other rows."""
+
+
+class TransactionsAborted(SinkError):
+    """Transactions of this attempt were aborted before the batch was decided."""
+
+
+class ControlRecordsLost(SinkError):
+    """The control topic does not have the records of this attempt."""
 
 
 class OutcomeUnknown(SinkError):
@@ -135,6 +143,15 @@ class Ended(Enum):
 
     YES = "the transaction has ended as requested"
     GONE = "it had ended before, or its producer was fenced"
+
+
+@dataclass(frozen=True, slots=True)
+class IsOpen(Request[bool]):
+    """Whether a transaction is open, by its coordinator. :class:`ListTransactions` misses those whose
+    coordinator moves.
+    """
+
+    transaction: Transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,39 +240,54 @@ def commit_batch(
         yield from ask(AppendControl(Begin(batch, token)))
     listed = yield from ask(ListTransactions(batch.query))
     log = yield from ask(ReadControl(batch))
+    written = _written(messages)
     if log.is_done:
+        # Those that form the batch are committed: this does not change their end.
+        yield from _abort(written)
         return
+    _check_begun(log, token)
     _check_order(log)
     valid = log.valid
     if valid is not None and not valid.lost:
-        yield from _complete(batch, token, valid)
+        yield from _complete(batch, token, valid, written)
         return
     if log.is_superseded(token):
         raise Superseded(_superseded(batch))
     record, missing = _decision(batch, token, messages, valid)
     if missing and not skips_lost_rows:
         raise RowsDiffer(_rows_differ(batch, missing))
+    yield from _check_open(record, listed, written)
     kept = {one.transaction for one in record.winners}
     yield from _abort(one for one in listed if one not in kept)
     offset = yield from ask(AppendControl(record))
     log = yield from ask(ReadControl(batch, offset))
     if offset not in log.valid_offsets or log.valid is None:
         raise Superseded(_superseded(batch))
-    yield from _complete(batch, token, log.valid, frozenset(one.task for one in missing))
+    yield from _complete(batch, token, log.valid, written, frozenset(one.task for one in missing))
 
 
-def abort_batch(batch: Batch, token: Token, messages: Iterable[Written]) -> Steps[bool]:
-    """Aborts the transactions of an attempt, unless they form the batch. Returns whether it aborted them."""
+def abort_batch(batch: Batch, token: Token, messages: Sequence[Written]) -> Steps[bool]:
+    """Aborts the transactions of an attempt that do not form the batch.
+
+    Returns False if some of them form it, or if the batch is done. Raises ControlRecordsLost.
+    """
     offset = yield from ask(AppendControl(Abandon(batch, token)))
     log = yield from ask(ReadControl(batch, offset))
+    written = _written(messages)
     if log.is_done:
+        # Those that form the batch are committed: this does not change their end.
+        yield from _abort(written)
         return False
+    if written:
+        _check_begun(log, token)
     kept = set() if log.valid is None else {one.transaction for one in log.valid.winners}
-    written = [one.rows.transaction for one in messages if one.rows is not None]
-    if kept.intersection(written):
-        return False
-    yield from _abort(written)
-    return True
+    yield from _abort(one for one in written if one not in kept)
+    return kept.isdisjoint(written)
+
+
+def _written(messages: Iterable[Written]) -> list[Transaction]:
+    """Returns the transactions of an attempt."""
+    return [one.rows.transaction for one in messages if one.rows is not None]
 
 
 def _decision(
@@ -284,12 +316,30 @@ def _decision(
     return Record(batch, token, tuple(winners), valid.offset), missing
 
 
+def _check_open(record: Record, listed: Iterable[Transaction], written: Iterable[Transaction]) -> Steps[None]:
+    """Raises TransactionsAborted unless the transactions that this attempt adds to the batch are open.
+
+    Without this, the batch would be committed in part.
+    """
+    unlisted = set(written).difference(listed)
+    aborted = []
+    for winner in record.winners:
+        if winner.transaction in unlisted and not (yield from ask(IsOpen(winner.transaction))):
+            aborted.append(winner)
+    if aborted:
+        raise TransactionsAborted(_transactions_aborted(record.batch, aborted))
+
+
 def _complete(
-    batch: Batch, token: Token, valid: ValidRecord, skipped: frozenset[int] = frozenset()
+    batch: Batch,
+    token: Token,
+    valid: ValidRecord,
+    written: Iterable[Transaction],
+    skipped: frozenset[int] = frozenset(),
 ) -> Steps[None]:
     """Commits the winners of a decided batch, but those of the tasks in ``skipped``.
 
-    Raises RowsLost and OutcomeUnknown.
+    ``written`` are the transactions of this attempt. Raises RowsLost and OutcomeUnknown.
     """
     lost = []
     for winner in valid.winners:
@@ -300,6 +350,7 @@ def _complete(
     listed = yield from ask(ListTransactions(batch.query))
     log = yield from ask(ReadControl(batch))
     if log.is_done:
+        yield from _abort(written)
         return
     if lost:
         tasks = frozenset(one.task for one in lost)
@@ -331,6 +382,16 @@ def _abort(transactions: Iterable[Transaction]) -> Steps[None]:
         yield from ask(EndTransaction(one, is_commit=False))
 
 
+def _check_begun(log: BatchLog, token: Token) -> None:
+    if not log.has_begun(token):
+        raise ControlRecordsLost(
+            f"the control topic has no record of this attempt to write batch {log.batch.number} of"
+            f" {log.batch.query} any more: was the control topic deleted? The transactions of the attempt"
+            " stay open, because they may form the batch: compare the batch with what readers of the target"
+            " topics get before you start the query again"
+        )
+
+
 def _check_order(log: BatchLog) -> None:
     first = log.to_complete_first
     if first is not None:
@@ -347,6 +408,15 @@ def _superseded(batch: Batch) -> str:
     return (
         f"another driver writes batch {batch.number} of {batch.query} as well, and has begun later: this"
         " attempt writes nothing; end one of the two drivers"
+    )
+
+
+def _transactions_aborted(batch: Batch, aborted: Sequence[Winner]) -> str:
+    return (
+        f"batch {batch.number} of {batch.query} is not written: {_tasks(aborted)} were aborted before the"
+        " last task had ended, probably by their timeout. Set kafka.transaction.timeout.ms (at most"
+        " transaction.max.timeout.ms of the brokers) above the time that a batch takes, or make its batches"
+        " smaller"
     )
 
 
@@ -380,7 +450,3 @@ def _tasks(lost: Sequence[Winner]) -> str:
     topics = ", ".join(sorted({one.sample.topic for one in lost}))
     numbers = ", ".join(str(one.task) for one in lost)
     return f"the transactions of tasks {numbers} ({sum(one.rows.rows for one in lost)} rows, to {topics})"
-
-
-Runner = Callable[[Steps[ResultT]], ResultT]
-"""Carries out all requests, and returns the result of the steps."""

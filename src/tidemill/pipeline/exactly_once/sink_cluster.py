@@ -20,6 +20,7 @@ from tidemill.pipeline.exactly_once.protocol import (
     Ended,
     EndTransaction,
     FindOutcome,
+    IsOpen,
     ListTransactions,
     Outcome,
     ReadControl,
@@ -93,6 +94,8 @@ class SinkCluster:
                 return self._write(batch, rows)
             case ListTransactions():
                 return self._list()
+            case IsOpen(transaction):
+                return self._is_open(transaction)
             case EndTransaction(transaction, is_commit):
                 return self._end(transaction, is_commit=is_commit)
             case FindOutcome(winner):
@@ -124,6 +127,10 @@ class SinkCluster:
         return [
             one for one in admin.list_transactions(states=[ONGOING]) if ours.fullmatch(one.transactional_id)
         ]
+
+    def _is_open(self, transaction: Transaction) -> bool:
+        with pooled_admin(self._client) as admin:
+            return _open_transaction(admin, transaction.transactional_id) == transaction
 
     def _end(self, transaction: Transaction, *, is_commit: bool) -> Ended:
         name, producer_id, epoch = transaction

@@ -10,10 +10,21 @@ import pyarrow as pa
 import pytest
 
 from tidemill.client import Admin, Consumer
+from tidemill.client.errors import ClientError
 from tidemill.client.transaction_manager import PreparedTransaction
+from tidemill.model.errors import ConfigError
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.exactly_once.control_records import Batch, Token
-from tidemill.pipeline.exactly_once.control_topic import ensure_control_topic
+from tidemill.pipeline.exactly_once.control_records import (
+    Batch,
+    Begin,
+    Place,
+    Record,
+    RowSet,
+    Token,
+    Transaction,
+    Winner,
+)
+from tidemill.pipeline.exactly_once.control_topic import PARTITIONS, ControlTopic, ensure_control_topic
 from tidemill.pipeline.exactly_once.protocol import (
     AppendControl,
     BatchesOutOfOrder,
@@ -281,3 +292,39 @@ def test_a_decided_batch_is_not_aborted_if_its_control_records_were_lost(target:
         lost.run(end(target.batch(), Token("a"), messages))
     target.commit(0, "b", target.task(0, "b", 0, "1"))
     assert target.committed() == ["1"]
+
+
+def test_a_batch_may_have_thousands_of_tasks(target: Target) -> None:
+    control = ControlTopic(target.options.client, CONTROL, target.query)
+    batch, token = target.batch(), Token("a")
+    winners = tuple(
+        Winner(
+            task,
+            Transaction(f"{PREFIX}-{target.query}-{uuid.uuid4().hex[:16]}-0", 10_000 + task, 1),
+            RowSet(1000, int.from_bytes(uuid.uuid4().bytes[:8], "big")),
+            Place(target.topic, 0, 1_000_000 + task),
+        )
+        for task in range(20_000)
+    )
+    control.append(Begin(batch, token))
+    control.append(Record(batch, token, winners))
+    valid = control.read(batch).valid
+    assert valid is not None
+    assert valid.winners == winners
+
+
+def test_a_control_topic_may_have_more_partitions(cluster: Any, target: Target) -> None:
+    name = cluster.topic(PARTITIONS + 4, cleanup_policy="compact")
+    ensure_control_topic(target.options.client, name)
+    fewer = cluster.topic(PARTITIONS - 1, cleanup_policy="compact")
+    with pytest.raises(ConfigError, match="has 15 partitions, and 16 are needed"):
+        ensure_control_topic(target.options.client, fewer)
+
+
+def test_a_control_topic_that_was_deleted_is_not_created_by_an_append(target: Target) -> None:
+    name = f"gone-{target.query}"
+    control = ControlTopic({**target.options.client, "max.block.ms": "500"}, name, target.query)
+    with pytest.raises(ClientError, match=name):
+        control.append(Begin(target.batch(), Token("a")))
+    with pytest.raises(ClientError, match=name):
+        target.admin.describe_topics([name])

@@ -28,7 +28,7 @@ from tidemill.pipeline.exactly_once.control_records import (
 from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 
 PARTITIONS: Final = 16
-"""A query's partition is chosen among these: the topic must never get more."""
+"""A query's partition is chosen among these, also if the topic has more."""
 REPLICAS_MAX: Final = 3
 CONFIG: Final = {
     "cleanup.policy": "compact",
@@ -38,6 +38,17 @@ CONFIG: Final = {
     "delete.retention.ms": "600000",
 }
 """Small segments, because a driver reads the whole partition for each batch."""
+PRODUCER_CONFIG: Final = {
+    "acks": "all",
+    "enable.idempotence": "true",
+    "linger.ms": "0",
+    "allow.auto.create.topics": "false",
+    "compression.type": "gzip",
+    "max.request.size": str(16 << 20),
+}
+"""A ``record`` has about 130 bytes for each task, 35 of them compressed: within ``max.message.bytes`` of the
+topic, by default 1 MiB, it has room for about 25,000 tasks.
+"""
 APPEND_TIMEOUT_S: Final = 60.0
 ROWS_MAX: Final = 10_000
 BYTES_MAX: Final = 4 << 20
@@ -53,7 +64,7 @@ class ControlTopic:
         self._partition = TopicPartition(name, zlib.crc32(query.encode()) % PARTITIONS)
 
     def append(self, record: ControlRecord) -> int:
-        """Appends a record with acks=all; returns its offset. After an error it may still arrive."""
+        """Appends a record; returns its offset. After an error it may still arrive."""
         return self._append([(new_record_id(record), encode_value(record))])
 
     def delete(self, stored: Iterable[StoredRecord]) -> None:
@@ -64,8 +75,7 @@ class ControlTopic:
 
     def _append(self, records: Sequence[tuple[str, bytes | None]]) -> int:
         topic, partition = self._partition
-        config = {**self._client, "acks": "all", "enable.idempotence": "true", "linger.ms": "0"}
-        with pooled_producer(config) as producer:
+        with pooled_producer({**self._client, **PRODUCER_CONFIG}) as producer:
             sent = producer.send_batch(
                 topic,
                 [value for _, value in records],
@@ -118,10 +128,11 @@ def ensure_control_topic(client: Mapping[str, str], name: str) -> None:
 
 
 def _check_partitions(name: str, count: int) -> None:
-    if count != PARTITIONS:
+    if count < PARTITIONS:
         raise ConfigError(
             f"option controlTopic={name}: the topic has {count} partitions, and {PARTITIONS} are needed: set"
-            " controlTopic to a topic that does not exist yet, and it is created"
+            " controlTopic to a topic that does not exist yet, and it is created. If queries have used this"
+            " topic, add partitions instead: another topic does not have their records"
         )
 
 

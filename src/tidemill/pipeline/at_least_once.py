@@ -13,17 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from tidemill.client.errors import ClientError
-from tidemill.pipeline.message_columns import by_topic, refuse_missing_topic
-from tidemill.pipeline.offset_ranges import is_gone
+from tidemill.pipeline.message_columns import by_topic, missing_topics_refused
 from tidemill.pipeline.sink_options import SinkOptions
 from tidemill.pipeline.stream_arrow_writer import DataSourceStreamArrowWriter
 from tidemill.pipeline.worker_process import prepare_for_next_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from tidemill.client import Producer
 
 logger = logging.getLogger("tidemill.pipeline")
 
@@ -88,22 +84,14 @@ def send_batches(options: SinkOptions, columns: tuple[str, ...], batches: Iterab
             rows += batch.num_rows
             for topic, part in by_topic(options.topic, columns, batch):
                 topics.add(topic)
-                unacknowledged.append(_send(producer, options, topic, part))
+                with missing_topics_refused(options):
+                    unacknowledged.append(producer.send_arrow(topic, part))
             while unacknowledged and (len(unacknowledged) > UNACKNOWLEDGED_MAX or unacknowledged[0].done()):
                 unacknowledged.popleft().result()
         producer.flush()
         while unacknowledged:
             unacknowledged.popleft().result()
     return Sent(rows, sorted(topics))
-
-
-def _send(producer: Producer, options: SinkOptions, topic: str, part: pa.RecordBatch) -> Any:
-    try:
-        return producer.send_arrow(topic, part)
-    except ClientError as problem:
-        if is_gone(problem):
-            refuse_missing_topic(options, topic)
-        raise
 
 
 def summary(messages: Sequence[WriterCommitMessage | None]) -> str:

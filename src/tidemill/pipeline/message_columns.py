@@ -12,19 +12,23 @@ timestamp   timestamp                                   the time of sending
 ==========  ==========================================  =========================================
 
 As in Spark's own Kafka sink, with ``timestamp`` added. ``offset`` and ``timestampType`` are ignored, so that
-rows that were read can be written again. All in-sync replicas acknowledge a message before its task ends.
-Spark retries a failed task: the messages of its first attempt are then duplicates.
+rows that were read can be written again.
+
+A topic that does not exist is an error, before a task starts if the option names it. With
+``createTopics=true`` the broker creates it with its default number of partitions, if its settings allow that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from tidemill.client.errors import ClientError
 from tidemill.model.errors import ConfigError, InvalidRecord
 from tidemill.pipeline.columns import TYPES
 from tidemill.pipeline.connect import pooled_cluster
-from tidemill.pipeline.offset_ranges import missing_topic
+from tidemill.pipeline.offset_ranges import is_gone, missing_topic
 from tidemill.pipeline.sink_options import SinkOptions
 
 if TYPE_CHECKING:
@@ -58,6 +62,17 @@ def refuse_missing_topic(options: SinkOptions, topic: str | None = None) -> None
                 f"{missing_topic(cluster, topic, options.bootstrap)} Create it with tidemill topic create "
                 f"{topic}, or set createTopics=true to let the broker create it"
             )
+
+
+@contextmanager
+def missing_topics_refused(options: SinkOptions) -> Iterator[None]:
+    """Replaces the client's error for a missing topic by that of :func:`refuse_missing_topic`."""
+    try:
+        yield
+    except ClientError as problem:
+        if is_gone(problem) and problem.topic is not None:
+            refuse_missing_topic(options, problem.topic)
+        raise
 
 
 def checked_columns(options: SinkOptions, schema: StructType) -> tuple[str, ...]:

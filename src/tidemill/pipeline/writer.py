@@ -1,9 +1,4 @@
-"""Chooses the writer of rows as messages; :mod:`tidemill.pipeline.message_columns` has the columns.
-
-``offset`` and ``timestampType`` are ignored, so that rows that were read can be written again. A topic that
-does not exist is an error, before a task starts if the option names it. With ``createTopics=true`` the broker
-creates it with its default number of partitions, if its settings allow that.
-"""
+"""Chooses Spark's writer for the option ``delivery``, and checks the columns and the topic before."""
 
 from __future__ import annotations
 

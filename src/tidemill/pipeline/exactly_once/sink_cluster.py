@@ -31,6 +31,7 @@ from tidemill.pipeline.exactly_once.protocol import (
 )
 from tidemill.pipeline.exactly_once.task_transaction import write_in_transaction
 from tidemill.pipeline.exactly_once.transactional_ids import pattern_of, unused_id
+from tidemill.pipeline.message_columns import missing_topics_refused
 from tidemill.pipeline.sink_options import SinkOptions
 from tidemill.wire.list_offset_timestamps import LATEST
 
@@ -64,8 +65,8 @@ class SinkCluster:
     """The target cluster, for one query."""
 
     def __init__(self, options: SinkOptions, control_topic: str, id_prefix: str, query: str) -> None:
+        self._options = options
         self._client = options.client
-        self._create_topics = options.create_topics
         self._id_prefix = id_prefix
         self._query = query
         self._control = ControlTopic(options.client, control_topic, query)
@@ -104,8 +105,9 @@ class SinkCluster:
 
     def _write(self, batch: Batch, rows: Parts) -> TransactionRows:
         name = unused_id(self._id_prefix, self._query, batch.number)
-        client = {**self._client, "allow.auto.create.topics": str(self._create_topics).lower()}
-        return write_in_transaction(client, name, rows)
+        creates = str(self._options.create_topics).lower()
+        with missing_topics_refused(self._options):
+            return write_in_transaction({**self._client, "allow.auto.create.topics": creates}, name, rows)
 
     def _list(self) -> tuple[Transaction, ...]:
         with pooled_admin(self._client) as admin:

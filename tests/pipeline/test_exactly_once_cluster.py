@@ -11,6 +11,7 @@ import pytest
 
 from tidemill.client import Admin, Consumer
 from tidemill.client.errors import ClientError
+from tidemill.client.producer import BulkDelivery, RecordMetadata
 from tidemill.client.transaction_manager import PreparedTransaction
 from tidemill.model.errors import ConfigError
 from tidemill.model.types import TopicPartition
@@ -30,6 +31,7 @@ from tidemill.pipeline.exactly_once.protocol import (
     BatchesOutOfOrder,
     ControlRecordsLost,
     EndTransaction,
+    OutcomeUnknown,
     RowsDiffer,
     RowsLost,
     Superseded,
@@ -328,3 +330,33 @@ def test_a_control_topic_that_was_deleted_is_not_created_by_an_append(target: Ta
         control.append(Begin(target.batch(), Token("a")))
     with pytest.raises(ClientError, match=name):
         target.admin.describe_topics([name])
+
+
+def test_a_batch_whose_outcome_nothing_shows_any_more_is_completed_on_request(target: Target) -> None:
+    written = target.task(0, "a", 0, "1")
+    target.commit_up_to(EndTransaction, "a", written, after=True)
+    assert written.rows is not None
+    target.admin.fence_producer(written.rows.transaction.transactional_id)
+    sample = written.rows.sample
+    target.admin.delete_records({TopicPartition(sample.topic, sample.partition): sample.offset + 1})
+    with pytest.raises(OutcomeUnknown, match="set skipLostRows=true"):
+        target.commit(0, "b", target.task(0, "b", 0, "1"))
+    target.commit(0, "c", target.task(0, "c", 0, "1"), skips_lost_rows=True)
+    target.commit(1, "d", target.task(1, "d", 0, "2"))
+    assert target.committed() == ["2"]
+
+
+def test_a_missing_topic_of_a_row_is_named(target: Target) -> None:
+    values = pa.array([b"1"], pa.binary())
+    rows = [(f"{target.topic}x", pa.RecordBatch.from_arrays([values], names=["value"]))]
+    with pytest.raises(ConfigError, match=f"{target.topic}.*createTopics=true"):
+        target.cluster.run(write_task(target.batch(), Token("a"), 0), rows)
+    assert target.open_transactions() == 0
+
+
+def test_an_append_without_an_offset_is_an_error(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that has forgotten the offset of a repeated request: what was read up to it is unknown."""
+    unknown = RecordMetadata(CONTROL, 0, -1, 0)
+    monkeypatch.setattr(BulkDelivery, "sample", lambda self: unknown)
+    with pytest.raises(ClientError, match="no offset"):
+        target.task(0, "a", 0, "1")

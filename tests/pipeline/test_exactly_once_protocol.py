@@ -56,9 +56,12 @@ FAULTS = {
         protocol,
         """    if offset not in log.valid_offsets or log.valid is None:
         raise Superseded(_superseded(batch))
-    yield from _complete(batch, token, log.valid, written, frozenset(one.task for one in missing))
+    skipped = frozenset(one.task for one in missing)
+    yield from _complete(batch, token, log.valid, written, skipped, skips_lost_rows=skips_lost_rows)
 """,
-        """    yield from _complete(batch, token, ValidRecord(offset, record, frozenset()), written)
+        """    skipped = frozenset(one.task for one in missing)
+    decided = ValidRecord(offset, record, frozenset())
+    yield from _complete(batch, token, decided, written, skipped, skips_lost_rows=skips_lost_rows)
 """,
     ),
     "aborted-without-abandon": PlantedFault(
@@ -111,22 +114,18 @@ FAULTS = {
     "lost-transactions-ignored": PlantedFault(
         "A winner that was aborted is written again.",
         protocol,
-        """    if outcome is Outcome.ABORTED:
-        return False
+        """        if outcome is Outcome.ABORTED:
+            lost.append(winner)
 """,
-        """    if outcome is Outcome.ABORTED:
-        return True
+        """        if outcome is Outcome.ABORTED:
+            pass
 """,
     ),
     "committed-counts-as-lost": PlantedFault(
         "A winner that has ended already may be committed.",
         protocol,
-        """    if outcome is Outcome.COMMITTED:
-        return True
-""",
-        """    if outcome is Outcome.COMMITTED:
-        return False
-""",
+        "    return (yield from ask(FindOutcome(winner)))\n",
+        "    return Outcome.ABORTED\n",
     ),
     "strays-listed-after-done-is-read": PlantedFault(
         "Transactions of a later batch are not aborted.",

@@ -83,7 +83,11 @@ class ControlTopic:
                 partitions=[partition] * len(records),
             )
             sent.result(APPEND_TIMEOUT_S)
-            return sent.sample().offset
+            offset = sent.sample().offset
+        if offset < 0:
+            # A log that was read up to it would be empty, whatever was decided.
+            raise ClientError(f"the broker has returned no offset of the records for {topic}-{partition}")
+        return offset
 
     def read(self, batch: Batch, up_to: int | None = None) -> BatchLog:
         """Reads the records up to an offset (inclusive), or to the end of the log."""

@@ -233,7 +233,8 @@ def commit_batch(
 ) -> Steps[None]:
     """Commits the transactions of the tasks. Raises SinkError; then :func:`abort_batch` is to run.
 
-    With ``skips_lost_rows`` the batch is complete without rows that were lost and cannot be written again.
+    With ``skips_lost_rows`` the batch is complete without rows that were lost and cannot be written again, or
+    of which nothing shows any more whether they were lost.
     """
     if not any(one.has_rows for one in messages):
         # No task has begun. Without this, a former attempt could commit its rows later.
@@ -249,7 +250,7 @@ def commit_batch(
     _check_order(log)
     valid = log.valid
     if valid is not None and not valid.lost:
-        yield from _complete(batch, token, valid, written)
+        yield from _complete(batch, token, valid, written, skips_lost_rows=skips_lost_rows)
         return
     if log.is_superseded(token):
         raise Superseded(_superseded(batch))
@@ -263,7 +264,8 @@ def commit_batch(
     log = yield from ask(ReadControl(batch, offset))
     if offset not in log.valid_offsets or log.valid is None:
         raise Superseded(_superseded(batch))
-    yield from _complete(batch, token, log.valid, written, frozenset(one.task for one in missing))
+    skipped = frozenset(one.task for one in missing)
+    yield from _complete(batch, token, log.valid, written, skipped, skips_lost_rows=skips_lost_rows)
 
 
 def abort_batch(batch: Batch, token: Token, messages: Sequence[Written]) -> Steps[bool]:
@@ -336,15 +338,23 @@ def _complete(
     valid: ValidRecord,
     written: Iterable[Transaction],
     skipped: frozenset[int] = frozenset(),
+    *,
+    skips_lost_rows: bool,
 ) -> Steps[None]:
     """Commits the winners of a decided batch, but those of the tasks in ``skipped``.
 
-    ``written`` are the transactions of this attempt. Raises RowsLost and OutcomeUnknown.
+    ``written`` are the transactions of this attempt. Raises RowsLost, and OutcomeUnknown unless rows that may
+    be lost are skipped.
     """
     lost = []
     for winner in valid.winners:
-        if winner.task not in skipped and not (yield from _commit(winner)):
+        if winner.task in skipped:
+            continue
+        outcome = yield from _commit(winner)
+        if outcome is Outcome.ABORTED:
             lost.append(winner)
+        elif outcome is Outcome.OPEN or (outcome is Outcome.UNKNOWN and not skips_lost_rows):
+            raise OutcomeUnknown(_outcome_unknown(winner, outcome))
     # Transactions of attempts that were not chosen. A later batch begins only after this one is done, so that
     # transactions listed before the read below belong to this batch.
     listed = yield from ask(ListTransactions(batch.query))
@@ -364,17 +374,12 @@ def _complete(
     yield from ask(DeleteControl(batch, tuple(log.stored)))
 
 
-def _commit(winner: Winner) -> Steps[bool]:
-    """Returns whether the transaction is committed; False if it was aborted."""
+def _commit(winner: Winner) -> Steps[Outcome]:
+    """Commits a transaction, unless it has ended already; returns its outcome."""
     ended = yield from ask(EndTransaction(winner.transaction, is_commit=True))
     if ended is Ended.YES:
-        return True
-    outcome = yield from ask(FindOutcome(winner))
-    if outcome is Outcome.COMMITTED:
-        return True
-    if outcome is Outcome.ABORTED:
-        return False
-    raise OutcomeUnknown(_outcome_unknown(winner, outcome))
+        return Outcome.COMMITTED
+    return (yield from ask(FindOutcome(winner)))
 
 
 def _abort(transactions: Iterable[Transaction]) -> Steps[None]:
@@ -439,10 +444,14 @@ def _rows_differ(batch: Batch, missing: Sequence[Winner]) -> str:
 
 def _outcome_unknown(winner: Winner, outcome: Outcome) -> str:
     topic, partition, offset = winner.sample
+    if outcome is Outcome.OPEN:
+        advice = "start the query again when its leader and its coordinator are available"
+    else:
+        advice = "set skipLostRows=true once, which takes the transaction for committed"
     return (
         f"whether transaction {winner.transaction.transactional_id} (producer"
         f" {winner.transaction.producer_id}, epoch {winner.transaction.epoch}) was committed is unknown: the"
-        f" record at offset {offset} of {topic}-{partition}: {outcome.value}"
+        f" record at offset {offset} of {topic}-{partition}: {outcome.value}; {advice}"
     )
 
 

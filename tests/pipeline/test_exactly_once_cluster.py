@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from tidemill.client import Admin, Consumer
-from tidemill.client.errors import ClientError
+from tidemill.client import Admin, Consumer, Producer
+from tidemill.client.errors import ClientError, error_for
 from tidemill.client.producer import BulkDelivery, RecordMetadata
 from tidemill.client.transaction_manager import PreparedTransaction
-from tidemill.model.errors import ConfigError
+from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
+from tidemill.pipeline.exactly_once import control_topic
 from tidemill.pipeline.exactly_once.control_records import (
     Batch,
     Begin,
@@ -323,9 +325,41 @@ def test_a_control_topic_may_have_more_partitions(cluster: Any, target: Target) 
         ensure_control_topic(target.options.client, fewer)
 
 
-def test_a_control_topic_that_was_deleted_is_not_created_by_an_append(target: Target) -> None:
+def test_a_control_topic_that_another_driver_has_created_is_checked(
+    cluster: Any, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = cluster.topic(1, cleanup_policy="compact")
+    late(monkeypatch, Admin, "describe_topics")
+    with pytest.raises(ConfigError, match="has 1 partitions, and 16 are needed"):
+        ensure_control_topic(target.options.client, name)
+
+
+def test_an_append_waits_until_its_broker_has_the_control_topic(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late(monkeypatch, Producer, "_load")
+    client = {**target.options.client, "client.id": target.query}
+    assert ControlTopic(client, CONTROL, target.query).append(Begin(target.batch(), Token("a"))) >= 0
+
+
+def late(monkeypatch: pytest.MonkeyPatch, client: type, method: str) -> None:
+    """The first broker that a client asks does not have a new topic yet."""
+    real, calls = getattr(client, method), count()
+
+    def answer(*arguments: Any) -> Any:
+        if next(calls) == 0:
+            raise error_for(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "read the metadata")
+        return real(*arguments)
+
+    monkeypatch.setattr(client, method, answer)
+
+
+def test_a_control_topic_that_was_deleted_is_not_created_by_an_append(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = f"gone-{target.query}"
-    control = ControlTopic({**target.options.client, "max.block.ms": "500"}, name, target.query)
+    monkeypatch.setattr(control_topic, "METADATA_TIMEOUT_S", 0.2)
+    control = ControlTopic(target.options.client, name, target.query)
     with pytest.raises(ClientError, match=name):
         control.append(Begin(target.batch(), Token("a")))
     with pytest.raises(ClientError, match=name):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from tidemill.client.errors import ClientError
 
 if TYPE_CHECKING:
     from tidemill.client.admin import Admin
@@ -22,6 +25,9 @@ IDLE_MAX = 4
 """The maximum number of clusters (or configurations) that a worker stays connected to."""
 
 
+RETRY_PAUSE_S = 0.05
+
+
 class Closable(Protocol):
     """A client."""
 
@@ -31,6 +37,7 @@ class Closable(Protocol):
 
 
 ClientT = TypeVar("ClientT", bound=Closable)
+ResultT = TypeVar("ResultT")
 
 
 class ClientPool(Generic[ClientT]):
@@ -89,6 +96,18 @@ def open_for_planning(client: Mapping[str, str]) -> RangeReader:
             cluster.close()
             raise
     return cluster
+
+
+def repeated(attempt: Callable[[], ResultT], timeout_s: float) -> ResultT:
+    """Repeats an attempt while its error is retriable; raises the last error after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return attempt()
+        except ClientError as problem:
+            if not problem.retriable or time.monotonic() >= deadline:
+                raise
+        time.sleep(RETRY_PAUSE_S)
 
 
 def _open_producer(client: Mapping[str, str]) -> Producer:

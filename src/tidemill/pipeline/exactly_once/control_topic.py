@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidemill.client.errors import ClientError
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.connect import pooled_admin, pooled_cluster, pooled_producer
+from tidemill.pipeline.connect import pooled_admin, pooled_cluster, pooled_producer, repeated
 from tidemill.pipeline.exactly_once.batch_log import BatchLog
 from tidemill.pipeline.exactly_once.control_records import (
     Batch,
@@ -26,6 +26,9 @@ from tidemill.pipeline.exactly_once.control_records import (
     query_of,
 )
 from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
+
+if TYPE_CHECKING:
+    from tidemill.client.admin import Admin
 
 PARTITIONS: Final = 16
 """A query's partition is chosen among these, also if the topic has more."""
@@ -50,6 +53,8 @@ PRODUCER_CONFIG: Final = {
 topic, by default 1 MiB, it has room for about 25,000 tasks.
 """
 APPEND_TIMEOUT_S: Final = 60.0
+METADATA_TIMEOUT_S: Final = 10.0
+"""For so long a client waits until its broker knows a new control topic."""
 ROWS_MAX: Final = 10_000
 BYTES_MAX: Final = 4 << 20
 
@@ -76,6 +81,7 @@ class ControlTopic:
     def _append(self, records: Sequence[tuple[str, bytes | None]]) -> int:
         topic, partition = self._partition
         with pooled_producer({**self._client, **PRODUCER_CONFIG}) as producer:
+            repeated(lambda: producer.partitions_for(topic), METADATA_TIMEOUT_S)
             sent = producer.send_batch(
                 topic,
                 [value for _, value in records],
@@ -112,23 +118,30 @@ class ControlTopic:
 def ensure_control_topic(client: Mapping[str, str], name: str) -> None:
     """Creates the control topic if it does not exist. Raises ConfigError if it is not compacted."""
     with pooled_admin(client) as admin:
-        brokers = len(admin.describe_cluster().brokers)
-        replicas = max(1, min(REPLICAS_MAX, brokers))
-        config = {**CONFIG, "min.insync.replicas": str(max(1, replicas - 1))}
         try:
             described = admin.describe_topics([name])[name]
         except ClientError as problem:
             if problem.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
-        else:
-            _check_partitions(name, len(described.partitions))
-            _check_compacted(name, admin.topic_configs(name))
-            return
-        try:
-            admin.create_topic(name, PARTITIONS, replicas, configs=config)
-        except ClientError as refusal:
-            if refusal.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
-                raise
+            if _is_created(admin, name):
+                return
+            # Another driver has created it, and the broker of this client may not know it yet.
+            described = repeated(lambda: admin.describe_topics([name])[name], METADATA_TIMEOUT_S)
+        _check_partitions(name, len(described.partitions))
+        _check_compacted(name, admin.topic_configs(name))
+
+
+def _is_created(admin: Admin, name: str) -> bool:
+    """Creates the topic; returns False if it exists already."""
+    replicas = max(1, min(REPLICAS_MAX, len(admin.describe_cluster().brokers)))
+    config = {**CONFIG, "min.insync.replicas": str(max(1, replicas - 1))}
+    try:
+        admin.create_topic(name, PARTITIONS, replicas, configs=config)
+    except ClientError as problem:
+        if problem.code is ErrorCode.TOPIC_ALREADY_EXISTS:
+            return False
+        raise
+    return True
 
 
 def _check_partitions(name: str, count: int) -> None:

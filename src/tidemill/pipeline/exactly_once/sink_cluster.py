@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidemill.client.errors import ClientError, DataLoss
 from tidemill.client.transaction_manager import PreparedTransaction
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.connect import pooled_admin, pooled_cluster
+from tidemill.pipeline.connect import RETRY_PAUSE_S, pooled_admin, pooled_cluster, repeated
 from tidemill.pipeline.exactly_once.control_records import Batch, Place, Transaction
 from tidemill.pipeline.exactly_once.control_topic import ControlTopic
 from tidemill.pipeline.exactly_once.protocol import (
@@ -46,7 +46,6 @@ ResultT = TypeVar("ResultT")
 ONGOING: Final = "Ongoing"
 PATIENCE_S: Final = 60.0
 """For so long a request is repeated while coordinators or leaders move, or markers are written."""
-PAUSE_S: Final = 0.05
 GONE: Final = frozenset(
     {
         ErrorCode.INVALID_PRODUCER_EPOCH,
@@ -113,7 +112,7 @@ class SinkCluster:
         with pooled_admin(self._client) as admin:
             return tuple(
                 one
-                for listing in _until(time.monotonic() + PATIENCE_S, lambda: self._listings(admin))
+                for listing in repeated(lambda: self._listings(admin), PATIENCE_S)
                 if (one := _open_transaction(admin, listing.transactional_id)) is not None
             )
 
@@ -152,7 +151,7 @@ class SinkCluster:
             outcome = self._outcome(sample)
             if outcome is not Outcome.OPEN or time.monotonic() >= deadline:
                 return outcome
-            time.sleep(PAUSE_S)
+            time.sleep(RETRY_PAUSE_S)
 
     def _outcome(self, sample: Place) -> Outcome:
         if self._shows(sample, "read_committed"):
@@ -180,17 +179,6 @@ class SinkCluster:
                 return any(batch.num_rows > 0 for batch in batches)
             except DataLoss:
                 return False
-
-
-def _until(deadline: float, attempt: Callable[[], ResultT]) -> ResultT:
-    """Repeats an attempt while its error is temporary."""
-    while True:
-        try:
-            return attempt()
-        except ClientError as problem:
-            if not problem.retriable or time.monotonic() >= deadline:
-                raise
-        time.sleep(PAUSE_S)
 
 
 def _open_transaction(admin: Admin, transactional_id: str) -> Transaction | None:

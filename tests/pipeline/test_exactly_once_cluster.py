@@ -16,6 +16,7 @@ from tidemill.client.producer import BulkDelivery, RecordMetadata
 from tidemill.client.transaction_manager import PreparedTransaction
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
+from tidemill.pipeline.connect import repeated
 from tidemill.pipeline.exactly_once import control_topic
 from tidemill.pipeline.exactly_once.control_records import (
     Batch,
@@ -68,6 +69,7 @@ class Target:
         ensure_control_topic(self.options.client, CONTROL)
         self.cluster = SinkCluster(self.options, CONTROL, PREFIX, self.query)
         self.admin = Admin(cluster.bootstrap)
+        repeated(lambda: self.admin.describe_topics([self.topic]), 10)
         self.bootstrap = cluster.bootstrap
 
     def batch(self, number: int = 0) -> Batch:

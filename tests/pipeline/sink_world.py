@@ -19,9 +19,9 @@ from tidemill.pipeline.exactly_once import protocol as real_protocol
 from tidemill.pipeline.exactly_once.control_records import (
     Batch,
     ControlRecord,
+    Decision,
     Lost,
     Place,
-    Record,
     StoredRecord,
     Token,
     Transaction,
@@ -471,8 +471,8 @@ class World:
 
     def _check_lost(self, lost: Lost) -> None:
         """Only a timeout aborts a transaction of a decided batch."""
-        stored = self.log[lost.record]
-        for winner in stored.record.winners if stored and isinstance(stored.record, Record) else ():
+        stored = self.log[lost.decision]
+        for winner in stored.record.winners if stored and isinstance(stored.record, Decision) else ():
             if winner.task in lost.tasks and winner.transaction not in self.timed_out:
                 self.broken.append(f"{winner.transaction} of a decided batch was aborted")
 

@@ -21,8 +21,8 @@ from tidemill.pipeline.exactly_once import control_topic
 from tidemill.pipeline.exactly_once.control_records import (
     Batch,
     Begin,
+    Decision,
     Place,
-    Record,
     RowSet,
     Token,
     Transaction,
@@ -313,7 +313,7 @@ def test_a_batch_may_have_thousands_of_tasks(target: Target) -> None:
         for task in range(20_000)
     )
     control.append(Begin(batch, token))
-    control.append(Record(batch, token, winners))
+    control.append(Decision(batch, token, winners))
     valid = control.read(batch).valid
     assert valid is not None
     assert valid.winners == winners

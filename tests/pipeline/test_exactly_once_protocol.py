@@ -39,20 +39,20 @@ FAULTS = {
     listed = yield from ask(ListTransactions(batch.query))
     written =""",
     ),
-    "record-after-newer-begin": PlantedFault(
-        "A record is not valid after the begin of a newer attempt.",
+    "decision-after-newer-begin": PlantedFault(
+        "A decision is not valid after the begin of a newer attempt.",
         batch_log,
-        "self.is_superseded(record.token) or record.token in",
-        "record.token in",
+        "self.is_superseded(decision.token) or decision.token in",
+        "decision.token in",
     ),
-    "record-after-abandon": PlantedFault(
-        "A record is not valid after the abandon of its attempt.",
+    "decision-after-abandon": PlantedFault(
+        "A decision is not valid after the abandon of its attempt.",
         batch_log,
-        " or record.token in self._abandoned",
+        " or decision.token in self._abandoned",
         "",
     ),
     "validity-not-checked": PlantedFault(
-        "An attempt ends its transactions only after it has read that its record is valid.",
+        "An attempt ends its transactions only after it has read that its decision is valid.",
         protocol,
         """    if offset not in log.valid_offsets or log.valid is None:
         raise Superseded(_superseded(batch))
@@ -60,7 +60,7 @@ FAULTS = {
     yield from _complete(batch, token, log.valid, written, skipped, skips_lost_rows=skips_lost_rows)
 """,
         """    skipped = frozenset(one.task for one in missing)
-    decided = ValidRecord(offset, record, frozenset())
+    decided = ValidDecision(offset, decision, frozenset())
     yield from _complete(batch, token, decided, written, skipped, skips_lost_rows=skips_lost_rows)
 """,
     ),
@@ -74,7 +74,7 @@ FAULTS = {
 """,
     ),
     "winners-aborted": PlantedFault(
-        "An attempt does not abort the transactions of a valid record.",
+        "An attempt does not abort the transactions of a valid decision.",
         protocol,
         "_abort(one for one in written if one not in kept)",
         "_abort(written)",
@@ -92,8 +92,8 @@ FAULTS = {
         protocol,
         """    if log.is_superseded(token):
         raise Superseded(_superseded(batch))
-    record, missing =""",
-        "    record, missing =",
+    decision, missing =""",
+        "    decision, missing =",
     ),
     "only-own-done-counts": PlantedFault(
         "A batch is done if a later one is.",
@@ -170,7 +170,7 @@ def with_fault(fault: PlantedFault) -> ModuleType:
             exec(compile(text, f"{module.__name__} with a fault", "exec"), vars(edited))
             if module is protocol:
                 vars(edited)["BatchLog"] = modules[batch_log].BatchLog
-                vars(edited)["ValidRecord"] = modules[batch_log].ValidRecord
+                vars(edited)["ValidDecision"] = modules[batch_log].ValidDecision
         finally:
             sys.modules[module.__name__] = known
         modules[module] = edited

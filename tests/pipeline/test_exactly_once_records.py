@@ -15,10 +15,10 @@ from tidemill.pipeline.exactly_once.control_records import (
     Begin,
     ControlRecord,
     ControlRecordError,
+    Decision,
     Done,
     Lost,
     Place,
-    Record,
     RowSet,
     Token,
     Transaction,
@@ -39,8 +39,8 @@ WINNER = Winner(3, Transaction("id", 1 << 40, 5), RowSet(10, (1 << 64) - 1), Pla
     "record",
     [
         Begin(BATCH, TOKEN),
-        Record(BATCH, TOKEN, (WINNER, WINNER._replace(task=4)), 12),
-        Record(BATCH, TOKEN, ()),
+        Decision(BATCH, TOKEN, (WINNER, WINNER._replace(task=4)), 12),
+        Decision(BATCH, TOKEN, ()),
         Abandon(BATCH, TOKEN),
         Lost(BATCH, TOKEN, 12, frozenset({1, 3})),
         Done(BATCH, TOKEN),
@@ -67,7 +67,7 @@ def test_only_done_has_the_same_key_twice() -> None:
         (b'{"query":"q","id":"i"}', b"x"),
         (b'{"query":"q","id":"i"}', b'{"version":1,"type":"other","batch":1,"token":"t"}'),
         (b'{"query":"q","id":"i"}', b'{"version":1,"type":"lost","batch":1,"token":"t"}'),
-        (b'{"query":"q","id":"i"}', b'{"version":1,"type":"record","batch":1,"token":"t","winners":[[1]]}'),
+        (b'{"query":"q","id":"i"}', b'{"version":1,"type":"decision","batch":1,"token":"t","winners":[[1]]}'),
     ],
 )
 def test_records_of_other_programs_are_refused(key: bytes | None, value: bytes) -> None:

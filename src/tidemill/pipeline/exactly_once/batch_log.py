@@ -3,10 +3,10 @@
 The order of the records decides, and each reader that has read up to the same record decides the same:
 
 - The attempts of a batch are ordered by the first ``begin`` of their tokens. A later one is newer.
-- A ``record`` is valid if its token has begun before it, no newer token has begun before it, and no
-  ``abandon`` of its token precedes it. The first valid record decides which transactions form the batch.
-- A further record is valid only if it replaces the valid one before it, and changes only winners that were
-  lost before it. The last valid record applies.
+- A ``decision`` is valid if its token has begun before it, no newer token has begun before it, and no
+  ``abandon`` of its token precedes it. The first valid one decides which transactions form the batch.
+- A further decision is valid only if it replaces the valid one before it, and changes only winners that were
+  lost before it. The last valid one applies.
 - A batch is done after its ``done``, or that of a later batch.
 - Of two batches that are not done, the one whose first record comes first is written first, whatever their
   numbers. While it is not done, no transaction of the other one is opened: a commit may therefore abort each
@@ -19,31 +19,31 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tidemill.pipeline.exactly_once.control_records import (
-    NO_RECORD,
+    NO_DECISION,
     Abandon,
     Batch,
     Begin,
+    Decision,
     Done,
     Lost,
-    Record,
     StoredRecord,
     Token,
     Winner,
 )
 
 
-class ValidRecord(NamedTuple):
-    """The record that applies, and its lost winners."""
+class ValidDecision(NamedTuple):
+    """The decision that applies, and its lost winners."""
 
     offset: int
-    record: Record
+    decision: Decision
     lost: frozenset[int]
     """Tasks whose transactions were aborted, and were not replaced yet."""
 
     @property
     def winners(self) -> tuple[Winner, ...]:
         """The transactions that form the batch."""
-        return self.record.winners
+        return self.decision.winners
 
 
 class BatchLog:
@@ -56,9 +56,9 @@ class BatchLog:
     def __init__(self, batch: Batch, stored: Iterable[StoredRecord]) -> None:
         self.batch = batch
         self.is_done = False
-        self.valid: ValidRecord | None = None
+        self.valid: ValidDecision | None = None
         self.valid_offsets: set[int] = set()
-        self.stored: list[StoredRecord] = []
+        self.obsolete: list[StoredRecord] = []
         """The records that the ``done`` of this batch makes obsolete."""
         self._begun: set[Token] = set()
         self._newest: Token | None = None
@@ -75,7 +75,7 @@ class BatchLog:
             return
         number = record.batch.number
         if number < self.batch.number or (number == self.batch.number and not isinstance(record, Done)):
-            self.stored.append(one)
+            self.obsolete.append(one)
         if isinstance(record, Done):
             self._done_number = max(self._done_number, number)
             self.is_done = self._done_number >= self.batch.number
@@ -95,21 +95,21 @@ class BatchLog:
             self._lose(record)
         elif self._is_valid(record):
             self.valid_offsets.add(one.offset)
-            self.valid = ValidRecord(one.offset, record, frozenset())
+            self.valid = ValidDecision(one.offset, record, frozenset())
 
-    def _lose(self, record: Lost) -> None:
-        if self.valid is not None and self.valid.offset == record.record:
-            self.valid = self.valid._replace(lost=self.valid.lost | record.tasks)
+    def _lose(self, lost: Lost) -> None:
+        if self.valid is not None and self.valid.offset == lost.decision:
+            self.valid = self.valid._replace(lost=self.valid.lost | lost.tasks)
 
-    def _is_valid(self, record: Record) -> bool:
-        if self.is_superseded(record.token) or record.token in self._abandoned:
+    def _is_valid(self, decision: Decision) -> bool:
+        if self.is_superseded(decision.token) or decision.token in self._abandoned:
             return False
         if self.valid is None:
-            return record.replaces == NO_RECORD
-        if record.replaces != self.valid.offset:
+            return decision.replaces == NO_DECISION
+        if decision.replaces != self.valid.offset:
             return False
         before = {one.task: one for one in self.valid.winners}
-        after = {one.task: one for one in record.winners}
+        after = {one.task: one for one in decision.winners}
         changed = {task for task, one in after.items() if before.get(task) != one}
         return before.keys() == after.keys() and changed <= self.valid.lost
 

@@ -9,13 +9,13 @@ All records of a query are in one partition. Key and value are JSON objects in U
 type        further fields                             meaning
 ==========  =========================================  =======================================================
 begin                                                  an attempt with this token writes the batch
-record      winners: [[task, transactional id,         these transactions are the batch, and are committed
+decision    winners: [[task, transactional id,         these transactions are the batch, and are committed
             producer id, epoch, rows, checksum,
             topic, partition, offset], …]
-            replaces: offset of the record before,
-            or -1
-abandon                                                a later record of this token is not valid
-lost        record: offset, tasks: [task, …]           transactions of a record that were aborted
+            replaces: offset of the decision
+            before, or -1
+abandon                                                a later decision of this token is not valid
+lost        decision: offset, tasks: [task, …]         transactions of a decision that were aborted
 done                                                   all rows of the batch are committed
 ==========  =========================================  =======================================================
 
@@ -38,8 +38,8 @@ from typing import Any, Final, NamedTuple, NewType
 from tidemill.model.errors import TidemillError
 
 VERSION: Final = 1
-NO_RECORD: Final = -1
-"""Instead of the offset of a record: there is none."""
+NO_DECISION: Final = -1
+"""Instead of the offset of a decision: there is none."""
 
 Token = NewType("Token", str)
 """Identifies an attempt to write a batch: one run of Spark's tasks, with its retried tasks."""
@@ -94,19 +94,19 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class Decision:
     """The transactions that form the batch."""
 
     batch: Batch
     token: Token
     winners: tuple[Winner, ...]
-    replaces: int = NO_RECORD
-    """The offset of the record whose lost winners it replaces."""
+    replaces: int = NO_DECISION
+    """The offset of the decision whose lost winners it replaces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """An attempt has failed: its record, if that arrives later, is not valid."""
+    """An attempt has failed: its decision, if that arrives later, is not valid."""
 
     batch: Batch
     token: Token
@@ -114,12 +114,12 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Winners of a record whose transactions were aborted, because they timed out."""
+    """Winners of a decision whose transactions were aborted, because they timed out."""
 
     batch: Batch
     token: Token
-    record: int
-    """The offset of the record."""
+    decision: int
+    """The offset of the decision."""
     tasks: frozenset[int]
 
 
@@ -131,7 +131,7 @@ class Done:
     token: Token
 
 
-ControlRecord = Begin | Record | Abandon | Lost | Done
+ControlRecord = Begin | Decision | Abandon | Lost | Done
 
 
 class StoredRecord(NamedTuple):
@@ -145,7 +145,7 @@ class StoredRecord(NamedTuple):
 
 _TYPES: Final[Mapping[str, type[ControlRecord]]] = {
     "begin": Begin,
-    "record": Record,
+    "decision": Decision,
     "abandon": Abandon,
     "lost": Lost,
     "done": Done,
@@ -171,11 +171,11 @@ def encode_value(record: ControlRecord) -> bytes:
         "batch": record.batch.number,
         "token": record.token,
     }
-    if isinstance(record, Record):
+    if isinstance(record, Decision):
         fields["winners"] = [[one.task, *one.transaction, *one.rows, *one.sample] for one in record.winners]
         fields["replaces"] = record.replaces
     elif isinstance(record, Lost):
-        fields["record"], fields["tasks"] = record.record, sorted(record.tasks)
+        fields["decision"], fields["tasks"] = record.decision, sorted(record.tasks)
     return _dump(fields)
 
 
@@ -212,11 +212,11 @@ def _not_ours(offset: int, problem: Exception) -> ControlRecordError:
 
 def _record(fields: Mapping[str, Any], batch: Batch, token: Token) -> ControlRecord:
     kind = _TYPES[fields["type"]]
-    if kind is Record:
+    if kind is Decision:
         winners = tuple(_winner(one) for one in fields["winners"])
-        return Record(batch, token, winners, int(fields["replaces"]))
+        return Decision(batch, token, winners, int(fields["replaces"]))
     if kind is Lost:
-        return Lost(batch, token, int(fields["record"]), frozenset(map(int, fields["tasks"])))
+        return Lost(batch, token, int(fields["decision"]), frozenset(map(int, fields["tasks"])))
     return kind(batch, token)  # type: ignore[call-arg]
 
 

@@ -49,8 +49,8 @@ PRODUCER_CONFIG: Final = {
     "compression.type": "gzip",
     "max.request.size": str(16 << 20),
 }
-"""A ``record`` has about 130 bytes for each task, 35 of them compressed: within ``max.message.bytes`` of the
-topic, by default 1 MiB, it has room for about 25,000 tasks.
+"""A ``decision`` has about 130 bytes for each task, 35 of them compressed: within ``max.message.bytes`` of
+the topic, by default 1 MiB, it has room for about 25,000 tasks.
 """
 APPEND_TIMEOUT_S: Final = 60.0
 METADATA_TIMEOUT_S: Final = 10.0

@@ -7,10 +7,10 @@ control records decides between them (:mod:`~tidemill.pipeline.exactly_once.batc
 1. A task appends ``begin`` and reads up to it. Only then does it open a transaction, unless the batch is
    decided already or a newer attempt has begun. It leaves the transaction open.
 2. The commit lists the open transactions of the query, *then* reads the control partition to its end. It
-   stops if a transaction of its tasks is no longer open, aborts the other ones, and appends ``record``. If
+   stops if a transaction of its tasks is no longer open, aborts the other ones, and appends ``decision``. If
    that is valid, the batch is decided: from then on no winner is aborted by anyone, and any driver ends them.
-3. An attempt that fails appends ``abandon`` before it aborts its transactions: its ``record`` may be on the
-   way.
+3. An attempt that fails appends ``abandon`` before it aborts its transactions: its ``decision`` may be on
+   the way.
 
 Why no transaction of a newer attempt is aborted: whoever opens one has appended its ``begin`` before. A
 transaction that was listed and belongs to a newer attempt therefore has its ``begin`` in what is read after.
@@ -30,16 +30,16 @@ from enum import Enum
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from tidemill.model.errors import TidemillError
-from tidemill.pipeline.exactly_once.batch_log import BatchLog, ValidRecord
+from tidemill.pipeline.exactly_once.batch_log import BatchLog, ValidDecision
 from tidemill.pipeline.exactly_once.control_records import (
     Abandon,
     Batch,
     Begin,
     ControlRecord,
+    Decision,
     Done,
     Lost,
     Place,
-    Record,
     RowSet,
     StoredRecord,
     Token,
@@ -216,7 +216,7 @@ def write_task(batch: Batch, token: Token, task: int) -> Steps[Written]:
     return (yield from _write_lost_rows(batch, token, task, log.valid))
 
 
-def _write_lost_rows(batch: Batch, token: Token, task: int, valid: ValidRecord) -> Steps[Written]:
+def _write_lost_rows(batch: Batch, token: Token, task: int, valid: ValidDecision) -> Steps[Written]:
     """Writes rows again if they are those of a lost transaction."""
     rows = yield from ask(WriteRows(batch))
     if rows.rows not in [one.rows for one in valid.winners if one.task in valid.lost]:
@@ -254,13 +254,13 @@ def commit_batch(
         return
     if log.is_superseded(token):
         raise Superseded(_superseded(batch))
-    record, missing = _decision(batch, token, messages, valid)
+    decision, missing = _decision(batch, token, messages, valid)
     if missing and not skips_lost_rows:
         raise RowsDiffer(_rows_differ(batch, missing))
-    yield from _check_open(record, listed, written)
-    kept = {one.transaction for one in record.winners}
+    yield from _check_open(decision, listed, written)
+    kept = {one.transaction for one in decision.winners}
     yield from _abort(one for one in listed if one not in kept)
-    offset = yield from ask(AppendControl(record))
+    offset = yield from ask(AppendControl(decision))
     log = yield from ask(ReadControl(batch, offset))
     if offset not in log.valid_offsets or log.valid is None:
         raise Superseded(_superseded(batch))
@@ -293,9 +293,9 @@ def _written(messages: Iterable[Written]) -> list[Transaction]:
 
 
 def _decision(
-    batch: Batch, token: Token, messages: Sequence[Written], valid: ValidRecord | None
-) -> tuple[Record, list[Winner]]:
-    """Returns the record of this attempt, and its winners that were lost and not written again.
+    batch: Batch, token: Token, messages: Sequence[Written], valid: ValidDecision | None
+) -> tuple[Decision, list[Winner]]:
+    """Returns the decision of this attempt, and its winners that were lost and not written again.
 
     Raises Superseded.
     """
@@ -303,7 +303,7 @@ def _decision(
         if any(one.has_rows and one.rows is None for one in messages):
             raise Superseded(_superseded(batch))
         written = [Winner(one.task, *one.rows) for one in messages if one.rows is not None]
-        return Record(batch, token, tuple(written)), []
+        return Decision(batch, token, tuple(written)), []
     left = [one.rows for one in messages if one.rows is not None]
     winners, missing = [], []
     for winner in valid.winners:
@@ -315,27 +315,29 @@ def _decision(
                 left.remove(again)
                 winner = Winner(winner.task, *again)
         winners.append(winner)
-    return Record(batch, token, tuple(winners), valid.offset), missing
+    return Decision(batch, token, tuple(winners), valid.offset), missing
 
 
-def _check_open(record: Record, listed: Iterable[Transaction], written: Iterable[Transaction]) -> Steps[None]:
+def _check_open(
+    decision: Decision, listed: Iterable[Transaction], written: Iterable[Transaction]
+) -> Steps[None]:
     """Raises TransactionsAborted unless the transactions that this attempt adds to the batch are open.
 
     Without this, the batch would be committed in part.
     """
     unlisted = set(written).difference(listed)
     aborted = []
-    for winner in record.winners:
+    for winner in decision.winners:
         if winner.transaction in unlisted and not (yield from ask(IsOpen(winner.transaction))):
             aborted.append(winner)
     if aborted:
-        raise TransactionsAborted(_transactions_aborted(record.batch, aborted))
+        raise TransactionsAborted(_transactions_aborted(decision.batch, aborted))
 
 
 def _complete(
     batch: Batch,
     token: Token,
-    valid: ValidRecord,
+    valid: ValidDecision,
     written: Iterable[Transaction],
     skipped: frozenset[int] = frozenset(),
     *,
@@ -371,7 +373,7 @@ def _complete(
     yield from ask(AppendControl(Done(batch, token)))
     kept = {one.transaction for one in valid.winners}
     yield from _abort(one for one in listed if one not in kept)
-    yield from ask(DeleteControl(batch, tuple(log.stored)))
+    yield from ask(DeleteControl(batch, tuple(log.obsolete)))
 
 
 def _commit(winner: Winner) -> Steps[Outcome]:

@@ -400,7 +400,7 @@ class World:
             return self._write(*request)
         protocol = self.protocol
         if isinstance(request, protocol.AppendControl):
-            return self._store(self._id_of(request.record), request.record)
+            return self._store(new_record_id(request.record), request.record)
         if isinstance(request, protocol.ReadControl):
             end = len(self.log) if request.up_to is None else request.up_to + 1
             return protocol.BatchLog(request.batch, (one for one in self.log[:end] if one is not None))
@@ -458,10 +458,6 @@ class World:
         self.transactions[one].state = state
 
     # -- the control topic
-
-    @staticmethod
-    def _id_of(record: ControlRecord) -> str:
-        return new_record_id(record)
 
     def _store(self, record_id: str, record: ControlRecord) -> int:
         self.log.append(StoredRecord(len(self.log), record_id, record))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from tidemill.client.config import ClientConfig
 from tidemill.client.config_keys import PRODUCER
 from tidemill.model.errors import ConfigError
 from tidemill.pipeline.options import (
@@ -91,6 +92,10 @@ def _exactly_once(given: GivenOptions, client: Mapping[str, str], streaming: boo
                 f"option kafka.{key}={client[key]!r}: delivery={EXACTLY_ONCE} needs {needed[0]}; leave the"
                 " option out"
             )
+    try:
+        ClientConfig(PRODUCER, {**client, "transactional.id": TRANSACTIONAL_ID_PREFIX})
+    except ConfigError as problem:
+        raise ConfigError(f"options kafka.* for delivery={EXACTLY_ONCE}: {problem}") from None
     write_id, batch_id = given.text("writeId"), given.value("batchId")
     if streaming:
         for name in BATCH_WRITE_ONLY:

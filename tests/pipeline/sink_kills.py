@@ -29,7 +29,8 @@ from random import Random
 from typing import NamedTuple
 
 import pyspark
-from sink_kill_clusters import KAFKA, ONE, THREE, Target, await_true, java_above, java_below, started
+from sink_kill_clusters import KAFKA, ONE, THREE, Target, started
+from sink_kill_processes import await_true, java_above, java_below
 from sink_kill_readers import READERS
 
 HERE = Path(__file__).parent

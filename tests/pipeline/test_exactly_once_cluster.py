@@ -30,21 +30,19 @@ from tidemill.pipeline.exactly_once.control_records import (
 )
 from tidemill.pipeline.exactly_once.control_topic import PARTITIONS, ControlTopic, ensure_control_topic
 from tidemill.pipeline.exactly_once.protocol import (
-    AppendControl,
     BatchesOutOfOrder,
     ControlRecordsLost,
-    EndTransaction,
     OutcomeUnknown,
     RowsDiffer,
     RowsLost,
     Superseded,
     TransactionsAborted,
-    WriteRows,
     Written,
     abort_batch,
     commit_batch,
     write_task,
 )
+from tidemill.pipeline.exactly_once.requests import AppendControl, EndTransaction, WriteRows
 from tidemill.pipeline.exactly_once.sink_cluster import SinkCluster
 from tidemill.pipeline.sink_options import SinkOptions, parse_sink_options
 

@@ -9,6 +9,7 @@ module              content
 ==================  ================================================================================
 control_records     the records of the control topic, their keys and values
 batch_log           what the records of one batch mean: which attempt is valid, which is superseded
+requests            the requests of the protocol to the cluster, and their results
 protocol            the steps of task, commit and abort, as generators of requests
 row_checksum        row count and checksum of a task, independent of the order of its rows
 control_topic       the control topic on the target cluster: creates, appends and reads it

@@ -1,4 +1,4 @@
-"""The steps of the exactly-once sink, without I/O: generators that yield requests and receive the results.
+"""The steps of the exactly-once sink, without I/O, as generators of requests.
 
 A task (:func:`write_task`), the commit of a batch (:func:`commit_batch`) and its abort (:func:`abort_batch`)
 run in different processes, any of which may end, stand still and continue, or run twice. The order of the
@@ -17,17 +17,12 @@ transaction that was listed and belongs to a newer attempt therefore has its ``b
 
 A winner may have been aborted because it timed out. Then the query stops with ``lost`` in the control topic,
 and the next attempt writes the rows of these tasks again, if it has the same rows for them.
-
-A request that fails raises its error in the generator, which leaves everything as it is: the outcome may be
-unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from tidemill.model.errors import TidemillError
 from tidemill.pipeline.exactly_once.batch_log import BatchLog, ValidDecision
@@ -35,19 +30,28 @@ from tidemill.pipeline.exactly_once.control_records import (
     Abandon,
     Batch,
     Begin,
-    ControlRecord,
     Decision,
     Done,
     Lost,
-    Place,
-    RowSet,
-    StoredRecord,
     Token,
     Transaction,
     Winner,
 )
-
-ResultT = TypeVar("ResultT")
+from tidemill.pipeline.exactly_once.requests import (
+    AppendControl,
+    DeleteControl,
+    Ended,
+    EndTransaction,
+    FindOutcome,
+    IsOpen,
+    ListTransactions,
+    Outcome,
+    ReadControl,
+    Steps,
+    TransactionRows,
+    WriteRows,
+    ask,
+)
 
 
 class SinkError(TidemillError):
@@ -80,111 +84,6 @@ class ControlRecordsLost(SinkError):
 
 class OutcomeUnknown(SinkError):
     """Nothing shows any more whether a transaction was committed."""
-
-
-# -- requests ----------------------------------------------------------------------------------------------
-
-
-class Request(Generic[ResultT]):
-    """An operation on the cluster; its result has type ``ResultT``."""
-
-
-@dataclass(frozen=True, slots=True)
-class AppendControl(Request[int]):
-    """Appends a control record with acks=all; the result is its offset."""
-
-    record: ControlRecord
-
-
-@dataclass(frozen=True, slots=True)
-class ReadControl(Request[BatchLog]):
-    """Reads the control records of the query up to an offset (inclusive), or to the end of the log."""
-
-    batch: Batch
-    up_to: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteControl(Request[None]):
-    """Appends tombstones for records."""
-
-    batch: Batch
-    stored: Sequence[StoredRecord]
-
-
-class TransactionRows(NamedTuple):
-    """The rows that a task has written into its open transaction."""
-
-    transaction: Transaction
-    rows: RowSet
-    sample: Place
-
-
-@dataclass(frozen=True, slots=True)
-class WriteRows(Request[TransactionRows]):
-    """Opens a transaction, and writes all rows of the task into it.
-
-    Its transactional id is new, or was last used for an earlier batch: InitProducerId aborts the open
-    transaction of the id, which may have been chosen for this batch.
-    """
-
-    batch: Batch
-
-
-@dataclass(frozen=True, slots=True)
-class ListTransactions(Request[tuple[Transaction, ...]]):
-    """Lists the open transactions of the query, at all coordinators."""
-
-    query: str
-
-
-class Ended(Enum):
-    """The result of EndTxn."""
-
-    YES = "the transaction has ended as requested"
-    GONE = "it had ended before, or its producer was fenced"
-
-
-@dataclass(frozen=True, slots=True)
-class IsOpen(Request[bool]):
-    """Whether a transaction is open, by its coordinator. :class:`ListTransactions` misses those whose
-    coordinator moves.
-    """
-
-    transaction: Transaction
-
-
-@dataclass(frozen=True, slots=True)
-class EndTransaction(Request[Ended]):
-    """Commits or aborts the transaction of exactly this producer id and epoch."""
-
-    transaction: Transaction
-    is_commit: bool
-
-
-class Outcome(Enum):
-    """The outcome of a transaction, as the log of its sample shows it."""
-
-    COMMITTED = "committed"
-    ABORTED = "aborted"
-    OPEN = "still open"
-    UNKNOWN = "the record was removed"
-
-
-@dataclass(frozen=True, slots=True)
-class FindOutcome(Request[Outcome]):
-    """Looks whether a reader with read_committed sees the sample of a transaction."""
-
-    winner: Winner
-
-
-Steps = Generator[Request[Any], Any, ResultT]
-
-
-def ask(request: Request[ResultT]) -> Steps[ResultT]:
-    """Yields a request and returns its result."""
-    result: ResultT = yield request
-    return result
 
 
 # -- a task ------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from tidemill.model.types import TopicPartition
 from tidemill.pipeline.connect import RETRY_PAUSE_S, pooled_admin, pooled_cluster, repeated
 from tidemill.pipeline.exactly_once.control_records import Batch, Place, Transaction
 from tidemill.pipeline.exactly_once.control_topic import ControlTopic
-from tidemill.pipeline.exactly_once.protocol import (
+from tidemill.pipeline.exactly_once.requests import (
     AppendControl,
     DeleteControl,
     Ended,

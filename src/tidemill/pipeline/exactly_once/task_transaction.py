@@ -15,7 +15,7 @@ from tidemill.client.arrow import columns_of
 from tidemill.client.errors import ClientError
 from tidemill.model.errors import ErrorCode
 from tidemill.pipeline.exactly_once.control_records import Place, Transaction
-from tidemill.pipeline.exactly_once.protocol import TransactionRows
+from tidemill.pipeline.exactly_once.requests import TransactionRows
 from tidemill.pipeline.exactly_once.row_checksum import RowChecksum
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from one_message import outcome_of, stored
 from prometheus_client.parser import text_string_to_metric_families
 
 from tidemill.client import Admin, Consumer, Producer, TopicPartition
-from tidemill.client.errors import ClientError
+from tidemill.client.errors import AbortableTransactionError, ClientError
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.testing import Broker, BrokerFailed
 from tidemill.testing.child import ChildFailed
@@ -304,6 +304,21 @@ def test_an_admin_client_sees_errors_and_no_topic_is_created(broker: Broker) -> 
         broker.fail_next("DescribeCluster", "CLUSTER_AUTHORIZATION_FAILED")
         with pytest.raises(ClientError, match="CLUSTER_AUTHORIZATION_FAILED"):
             own.describe_cluster()
+
+
+def test_a_transaction_whose_end_is_refused_stays_open(broker: Broker, topic: str) -> None:
+    with (
+        Admin(broker.bootstrap) as admin,
+        Producer(broker.bootstrap, {"transactional.id": topic}) as producer,
+    ):
+        for ends in (producer.commit, producer.abort):
+            producer.begin()
+            producer.send(topic, b"x").result(WAIT_S)
+            broker.fail_next("EndTxn", "TRANSACTION_ABORTABLE")
+            with pytest.raises(AbortableTransactionError):
+                ends()
+            assert admin.describe_transaction(topic).state == "Ongoing"
+            producer.abort()
 
 
 def test_a_group_continues_after_coordinator_not_available(broker: Broker, topic: str) -> None:

@@ -194,8 +194,17 @@ def publish(**given: Any) -> None:
     _print(
         given["as_json"],
         {"rows": result.rows, "seconds": round(result.seconds, 3)},
-        f"published {counted(result.rows, 'message')} to {given['topic']}, {result.seconds:.1f} s",
+        f"{_outcome(job.sink, counted(result.rows, 'message'), given['topic'])}, {result.seconds:.1f} s",
     )
+
+
+def _outcome(sink: Mapping[str, str], messages: str, topic: str) -> str:
+    """Returns what a publication has done; one with the ids of an earlier one adds nothing."""
+    options = {name.lower(): value for name, value in sink.items()}
+    if options.get("delivery") != "exactly-once":
+        return f"published {messages} to {topic}"
+    ids = f"writeId={options['writeid']}, batchId={options['batchid']}"
+    return f"{topic} has the {messages} of {ids}, each once"
 
 
 @contextmanager

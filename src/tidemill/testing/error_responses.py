@@ -147,6 +147,11 @@ CHANGES: Final = frozenset(
         ApiKey.DELETE_TOPICS,
         ApiKey.DELETE_RECORDS,
         ApiKey.INIT_PRODUCER_ID,
+        ApiKey.ADD_PARTITIONS_TO_TXN,
+        ApiKey.ADD_OFFSETS_TO_TXN,
+        ApiKey.TXN_OFFSET_COMMIT,
+        ApiKey.END_TXN,
+        ApiKey.WRITE_TXN_MARKERS,
         ApiKey.ALTER_CONFIGS,
         ApiKey.ALTER_REPLICA_LOG_DIRS,
         ApiKey.CREATE_PARTITIONS,
@@ -155,6 +160,7 @@ CHANGES: Final = frozenset(
         ApiKey.INCREMENTAL_ALTER_CONFIGS,
         ApiKey.ALTER_PARTITION_REASSIGNMENTS,
         ApiKey.OFFSET_DELETE,
+        ApiKey.UPDATE_FEATURES,
         ApiKey.UNREGISTER_BROKER,
     }
 )

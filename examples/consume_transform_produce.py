@@ -36,7 +36,10 @@ def transform(value: bytes | None) -> list[bytes]:
 
 
 def run(address: str, source: str, destination: str, name: str, group: str) -> None:
-    """Processes messages until the process is stopped. Raises ProducerFenced if another one has its name."""
+    """Processes messages until the process is stopped.
+
+    Raises ClientError if another one has its name: ProducerFenced, or FENCED_INSTANCE_ID of the group.
+    """
     producer_config = {"transactional.id": name, "transaction.timeout.ms": 30_000}
     consumer_config = {
         "group.id": group,

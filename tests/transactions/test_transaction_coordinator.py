@@ -179,7 +179,7 @@ async def test_transactions_that_the_coordinator_aborts_are_logged(caplog: pytes
         await coordinator.abort_timed_out()
         second.cancel()
     told = [record.getMessage() for record in caplog.records if "is aborted" in record.message]
-    assert "another producer begins with its transactional id" in told[0]
+    assert "another producer, or an administrator, takes over its transactional id" in told[0]
     assert "'line\\nbreak'" in told[0]
     assert "the transaction of 'slow' is aborted: it was open for longer than its timeout of 1 ms" in told[1]
     assert len(told[2]) < 500

@@ -251,6 +251,8 @@ class TransactionManager:
         """
         self._prepared: PreparedTransaction | None = None
         """The prepared transaction, until its end is confirmed."""
+        self._began_s = 0.0
+        """When the transaction began, by the monotonic clock."""
         self._is_ending = False
         """Whether a thread commits or aborts the transaction, which gets no further messages."""
 
@@ -295,6 +297,7 @@ class TransactionManager:
             # Another thread may have begun meanwhile.
             self._check_may_begin()
             self._change_state(State.IN_TRANSACTION)
+            self._began_s = time.monotonic()
 
     def _check_may_begin(self) -> None:
         state = self._state
@@ -642,10 +645,9 @@ class TransactionManager:
         with self._lock:
             cause = self._possible_cause(code)
             if code in FENCED:
+                user = f"another producer uses transactional id {self.transactional_id!r}"
                 error: ClientError = ProducerFenced(
-                    f"{failure}; another producer uses transactional id {self.transactional_id!r}, or perhaps"
-                    f" {cause}: close this one",
-                    ErrorCode.PRODUCER_FENCED,
+                    f"{failure}; {user}{cause and f', or {cause}'}: close this one", ErrorCode.PRODUCER_FENCED
                 )
             elif code in ABORTABLE:
                 error = AbortableTransactionError(f"{failure}; abort the transaction", code)
@@ -667,8 +669,9 @@ class TransactionManager:
             return "transaction.two.phase.commit.enable may not be set at the brokers"
         if code in FENCED or code is ErrorCode.INVALID_TXN_STATE:
             if self._has_two_phase_commit:
-                return "the transaction was ended by an administrator"
-            return f"the transaction was open for longer than transaction.timeout.ms={self._timeout_ms}"
+                return "an administrator has ended the transaction"
+            if time.monotonic() - self._began_s >= self._timeout_ms / 1000:
+                return f"the transaction was open for longer than transaction.timeout.ms={self._timeout_ms}"
         return ""
 
     # -- the sender thread's calls -------------------------------------------------------------------------

@@ -165,7 +165,7 @@ class TransactionFenced(Value):
         reason = (
             f"it was open for longer than its timeout of {self.timeout_ms} ms"
             if self.timeout_ms
-            else "another producer begins with its transactional id"
+            else "another producer, or an administrator, takes over its transactional id"
         )
         return f"the transaction of {shown(self.transactional_id)} is aborted: {reason}"
 

@@ -349,7 +349,7 @@ def test_offsets_that_are_none_are_named(make: MakeProducer, offset: Any, group:
     producer.abort()
 
 
-def test_a_block_that_fails_in_a_fenced_producer_tells_who_has_aborted(
+def test_a_block_that_fails_in_a_fenced_producer_names_the_fencing(
     new_topic: NewTopic, make: MakeProducer, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = make()
@@ -362,7 +362,7 @@ def test_a_block_that_fails_in_a_fenced_producer_tells_who_has_aborted(
 
     with pytest.raises(ValueError, match="of the block"):
         fail_after_fencing()
-    assert "was aborted by whoever has fenced this producer" in caplog.text
+    assert "another client has fenced this producer, and so aborted the transaction" in caplog.text
     assert "its timeout will end it" not in caplog.text
 
 

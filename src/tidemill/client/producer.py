@@ -437,7 +437,7 @@ class Producer:
         try:
             self.abort(timeout)
         except ProducerFenced:
-            logger.warning("the transaction was aborted by whoever has fenced this producer")
+            logger.warning("another client has fenced this producer, and so aborted the transaction")
         except ClientError as failure:
             logger.warning("the transaction was not aborted; its timeout will end it: %s", failure)
 

@@ -48,6 +48,7 @@ from tidemill.records.batch import (
     CONTROL_FLAG,
     COPIED_BYTES_MAX,
     CURRENT_MAGIC,
+    LEADER_EPOCH,
     LOG_OVERHEAD,
     MAGIC,
     NO_COMPRESSION,
@@ -64,6 +65,7 @@ from tidemill.records.builder import assemble, build_end_marker, stamp_append_ti
 from tidemill.records.end_transaction_marker import EndTransactionMarker, read_marker
 from tidemill.records.legacy_formats import Entry, parse_entry
 from tidemill.records.message_set import MessageSet
+from tidemill.records.mirror_end import build_mirror_end, is_mirror_end
 
 PREFIX_BYTES: Final = MAGIC
 """Base offset, length and leader epoch, which the leader sets and the checksum does not cover."""
@@ -236,6 +238,8 @@ class Log:
         self._set_end(last_offset + 1)
         if batch.producer_id >= 0:
             self.producer_state.apply(batch, marker, base_offset, timestamp, now_ms)
+        elif batch.attributes & CONTROL_FLAG != 0 and is_mirror_end(batch):
+            self.producer_state.forget_producers()
         return AppendResult(base_offset, last_offset, append_time, self.start_offset, False)
 
     def append_marker(
@@ -288,6 +292,60 @@ class Log:
             raise storage_error("append to", segment.path, problem) from problem
         self._set_end(last_offset + 1)
         return AppendResult(base_offset, last_offset, append_time, self.start_offset, False)
+
+    def append_mirrored(
+        self, data: bytes, position: i64, end: i64, leader_epoch: i64, now_ms: i64
+    ) -> AppendResult:
+        """Appends batches from another cluster as the leader, with the offsets that they have.
+
+        The batches are ``data[position:end]``; the leader epoch is set in those of format v2. Batches below
+        the log end offset are skipped: the result is a duplicate if all are. Raises CorruptMessage for
+        damaged or incomplete batches, and if one begins below the log end offset and ends above: no batch is
+        stored then. Raises StorageError if the disk fails; earlier batches may be stored.
+        """
+        self.finish_truncation()
+        base_offset: i64 = -1
+        last_offset: i64 = self.end_offset - 1
+        stamped = BytesWriter()
+        while position < end:
+            size: i64 = whole_batch_size(data, position, end)
+            if size == 0:
+                raise CorruptMessage(f"{self.topic_partition}: a mirrored batch is incomplete")
+            if data[position + MAGIC] < CURRENT_MAGIC:
+                entry = parse_entry(data, position, end)
+                first: i64 = entry.offset
+                last: i64 = entry.offset
+            else:
+                batch = parse_batch(data, position, end)
+                check_crc(batch)
+                first = batch.base_offset
+                last = batch.last_offset
+            if base_offset < 0:
+                base_offset = first
+            if last >= self.end_offset:
+                if first <= last_offset:
+                    raise CorruptMessage(
+                        f"{self.topic_partition}: a mirrored batch has the offsets {first} to {last}, and the"
+                        f" log ends at {last_offset + 1}",
+                        ErrorCode.OFFSET_OUT_OF_RANGE,
+                    )
+                last_offset = last
+                if data[position + MAGIC] < CURRENT_MAGIC:
+                    stamped.write(data[position : position + size])
+                else:
+                    stamped.write(data[position : position + LEADER_EPOCH])
+                    write_i32_be(stamped, i32(leader_epoch))
+                    stamped.write(data[position + MAGIC : position + size])
+            position += size
+        is_duplicate = len(stamped) == 0
+        if not is_duplicate:
+            self.append_as_follower(stamped.getvalue(), 0, len(stamped), leader_epoch, now_ms)
+        return AppendResult(base_offset, last_offset, NO_TIMESTAMP, self.start_offset, is_duplicate)
+
+    def append_mirror_end(self, leader_epoch: i64, now_ms: i64) -> AppendResult:
+        """Ends the mirror: later batches are of producers of this cluster. Raises the errors of :meth:`append`."""
+        data = build_mirror_end(now_ms)
+        return self.append(parse_batch(data, 0, len(data)), leader_epoch, now_ms)
 
     def append_copied(self, data: bytes, now_ms: i64) -> i64:
         """Same as :meth:`append_as_follower`, for batches of a log of the same partition on this broker."""
@@ -355,6 +413,8 @@ class Log:
         for batch in run:
             if batch.producer_id >= 0:
                 self.producer_state.apply(batch, marker, batch.base_offset, batch.max_timestamp, now_ms)
+            elif batch.attributes & CONTROL_FLAG != 0 and is_mirror_end(batch):
+                self.producer_state.forget_producers()
         return size
 
     def _next_in_run(self, last: Batch, segment: LogSegment, size: i64, end: i64) -> Batch | None:

@@ -18,8 +18,9 @@ from tidemill.log.producer_state_manager import (
 from tidemill.log.transaction_index import Aborted
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.system_interfaces import Files
-from tidemill.records.batch import CONTROL_FLAG, parse_batch
+from tidemill.records.batch import CONTROL_FLAG, CURRENT_MAGIC, parse_batch
 from tidemill.records.end_transaction_marker import MARKER_BATCH_BYTES_MAX, EndTransactionMarker, read_marker
+from tidemill.records.mirror_end import is_mirror_end
 
 RECALL_BYTES: Final = 8 * 1024 * 1024
 """How far back earlier batches of a producer are searched: more than five requests usually take."""
@@ -137,6 +138,8 @@ def apply_scanned(producers: ProducerStateManager, scan: BatchScan, now_ms: i64)
     The log has no readers yet: all ended transactions are below the high watermark.
     """
     if scan.producer_id < 0:
+        if _is_mirror_end(scan):
+            producers.forget_producers()
         return None
     batch = scan.header()
     if batch.attributes & CONTROL_FLAG == 0:
@@ -149,6 +152,16 @@ def apply_scanned(producers: ProducerStateManager, scan: BatchScan, now_ms: i64)
     producers.apply(batch, marker, batch.base_offset, batch.max_timestamp, now_ms)
     producers.transactions.clear_ended()
     return aborted
+
+
+def _is_mirror_end(scan: BatchScan) -> bool:
+    """Whether the current batch of a scan is the end of a mirror."""
+    if scan.magic != CURRENT_MAGIC or scan.size > MARKER_BATCH_BYTES_MAX:
+        return False
+    if scan.header().attributes & CONTROL_FLAG == 0:
+        return False
+    data, at = scan.whole()
+    return is_mirror_end(parse_batch(data, at, at + scan.size))
 
 
 def _marker_of(scan: BatchScan) -> EndTransactionMarker | None:

@@ -405,6 +405,13 @@ class ProducerStateManager:
             if now_ms - max(entry.last_timestamp, entry.seen_ms) >= expiration_ms:
                 del self.entries[producer_id]
 
+    def forget_producers(self) -> None:
+        """Removes all producers at the end of a mirror: they were those of another cluster.
+
+        Their transactions have ended; those whose markers are not committed yet are kept apart from them.
+        """
+        self.entries.clear()
+
     def forget(self) -> None:
         """Clears the state before it is read again."""
         self.entries.clear()

@@ -90,6 +90,7 @@ def _read(config: BrokerConfig, name: str, overrides: Mapping[str, str]) -> LogC
         min_cleanable_dirty_ratio=topic.float("min.cleanable.dirty.ratio"),
         min_compaction_lag_ms=topic.int("min.compaction.lag.ms"),
         min_insync_replicas=topic.int("min.insync.replicas"),
+        mirror_state=topic.str("tidemill.mirror.state"),
         retention_bytes=topic.int("retention.bytes"),
         retention_ms=topic.int("retention.ms"),
         segment_bytes=topic.int("segment.bytes"),

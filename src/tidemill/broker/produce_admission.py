@@ -7,6 +7,7 @@ The refusals are the table of :mod:`tidemill.broker.produce_admission_checks`. T
 Refused                 an error
 NothingToAppend         an empty message set
 BatchAppend             a validated batch of message format v2
+MirroredAppend          batches of the source of a mirror
 MessageSetAppend        a checked message set of format v0 or v1
 BatchValidation         a batch whose validation would block the event loop
 RecordsConversion       records whose conversion to the format of the topic would block it
@@ -95,6 +96,18 @@ class MessageSetAppend(ReadyAppend):
         return self.partition.append_messages(self.messages, acks, now_ms)
 
 
+class MirroredAppend(ReadyAppend):
+    """Batches of the source of a mirror: the records in the frame ``data``."""
+
+    def __init__(self, records: PartitionRecords, partition: Partition, data: bytes) -> None:
+        super().__init__(records, partition)
+        self.data: Final = data
+
+    def append(self, acks: i32, now_ms: i64) -> AppendResult:
+        records = self.records
+        return self.partition.append_mirrored(self.data, records.start, records.end, acks, now_ms)
+
+
 class CostlyAppend(PartitionAppend):
     """Records that must be prepared first, because that would block the event loop."""
 
@@ -173,15 +186,20 @@ def is_immediate(admitted: list[AdmissionResult]) -> TypeGuard[list[PreparedPart
 class Admission:
     """Admits the partitions of decoded requests, or refuses them."""
 
-    def __init__(self, topics: TopicTable, clock: Clock, rejected: RejectedBatches) -> None:
+    def __init__(
+        self, topics: TopicTable, clock: Clock, rejected: RejectedBatches, inter_broker_listener: str
+    ) -> None:
         self.topics = topics
+        self.inter_broker_listener = inter_broker_listener
         self.clock = clock
         self.rejected = rejected
 
-    def admit(self, request: ProduceRequest, data: bytes, now_ms: i64) -> list[AdmissionResult]:
+    def admit(
+        self, request: ProduceRequest, data: bytes, now_ms: i64, listener: str
+    ) -> list[AdmissionResult]:
         """Returns the result for each partition of ``request``, in the same order.
 
-        ``data`` is the frame of the request.
+        ``data`` is the frame of the request, which has arrived at ``listener``.
         """
         admitted: list[AdmissionResult] = []
         error = refusal_of_request(request)
@@ -192,7 +210,7 @@ class Admission:
                 if error is not None:
                     admitted.append(Refused(records.index, error))
                 else:
-                    admitted.append(self.admit_partition(request, data, records, entry, now_ms))
+                    admitted.append(self.admit_partition(request, data, records, entry, now_ms, listener))
         return admitted
 
     def admit_partition(
@@ -202,15 +220,19 @@ class Admission:
         records: PartitionRecords,
         topic: TopicEntry | None,
         now_ms: i64,
+        listener: str,
     ) -> AdmissionResult:
         """Returns the result for one partition."""
         partition = None if topic is None else topic.partition(records.index)
-        error = refusal_of_partition(request, records, topic, partition)
+        is_from_broker = listener == self.inter_broker_listener
+        error = refusal_of_partition(request, records, topic, partition, is_from_broker)
         if error is not None:
             self.record_rejected(request, data, records, partition, error)
             return Refused(records.index, error)
         if partition is None:
             raise RuntimeError(f"a partition without a replica here was admitted: {records.index}")
+        if partition.is_mirror:
+            return MirroredAppend(records, partition, data)
         try:
             return admit_records(request, data, records, partition, now_ms)
         except KafkaError as problem:

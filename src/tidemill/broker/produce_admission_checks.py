@@ -42,9 +42,14 @@ ONE_BATCH_FROM: Final = 3
 ZSTD_FROM: Final = 7
 
 
-def transaction_error(request: ProduceRequest) -> KafkaError | None:
-    """Returns the error of a batch that belongs to a transaction of no transactional id."""
+def transaction_error(request: ProduceRequest, partition: Partition | None) -> KafkaError | None:
+    """Returns the error of a batch that belongs to a transaction of no transactional id.
+
+    The batches of a mirror belong to transactions of other clusters.
+    """
     if not request.is_transactional or request.transactional_id:
+        return None
+    if partition is not None and partition.is_mirror:
         return None
     return KafkaError(
         "a batch belongs to a transaction, and the request has no transactional id: send both, or none",
@@ -79,6 +84,17 @@ def internal_topic_error(topic: TopicEntry | None) -> KafkaError | None:
     return KafkaError(
         f"{topic.name} is an internal topic, which clients cannot write to",
         ErrorCode.INVALID_TOPIC_EXCEPTION,
+    )
+
+
+def mirror_error(partition: Partition | None, is_from_broker: bool) -> KafkaError | None:
+    """Returns an error for a mirror, unless the request has arrived at the inter-broker listener."""
+    if partition is None or not (partition.is_promoting or (partition.is_mirror and not is_from_broker)):
+        return None
+    return KafkaError(
+        f"{partition.topic} is a mirror of a topic of another cluster: it accepts other messages once it is"
+        " promoted (tidemill mirror promote)",
+        ErrorCode.POLICY_VIOLATION,
     )
 
 
@@ -152,19 +168,26 @@ def size_error(partition: Partition, batch: Batch) -> KafkaError | None:
 
 def refusal_of_request(request: ProduceRequest) -> KafkaError | None:
     """Returns the error of all partitions of ``request``; None admits it."""
-    return transaction_error(request) or acks_error(request)
+    return acks_error(request)
 
 
 def refusal_of_partition(
-    request: ProduceRequest, records: PartitionRecords, topic: TopicEntry | None, partition: Partition | None
+    request: ProduceRequest,
+    records: PartitionRecords,
+    topic: TopicEntry | None,
+    partition: Partition | None,
+    is_from_broker: bool,
 ) -> KafkaError | None:
     """Returns the error of one partition; None admits it.
 
     ``topic`` is None for an unknown topic, ``partition`` for a partition without a replica here.
+    ``is_from_broker``: the request has arrived at the inter-broker listener.
     """
     return (
-        unknown_partition_error(request, records, topic, partition)
+        transaction_error(request, partition)
+        or unknown_partition_error(request, records, topic, partition)
         or internal_topic_error(topic)
+        or mirror_error(partition, is_from_broker)
         or leader_error(partition)
     )
 

@@ -161,6 +161,7 @@ class ProduceHandler:
         deadlines: Deadlines,
         preparation: BackgroundPreparation,
         memory: MemoryPool,
+        inter_broker_listener: str = "",
     ) -> None:
         self.clock = clock
         self.deadlines = deadlines
@@ -169,7 +170,7 @@ class ProduceHandler:
         self.errors: dict[int, int] = {}
         """The number of partition errors, by error code."""
         self.rejected = RejectedBatches()
-        self.admission = Admission(topics, clock, self.rejected)
+        self.admission = Admission(topics, clock, self.rejected, inter_broker_listener)
         self.congested = False
         self.congested_requests: dict[Connection, CongestedRequest] = {}
 
@@ -213,7 +214,7 @@ class ProduceHandler:
     ) -> None:
         """Admits a request, and appends it unless it must be prepared first."""
         now_ms = self.clock.wall_ms()
-        partitions = self.admission.admit(request, data, now_ms)
+        partitions = self.admission.admit(request, data, now_ms, connection.peer.listener.name)
         guards = guards_of(partitions, request.version) if request.is_transactional else NO_GUARDS
         if not guards and is_immediate(partitions):
             self.append_all(PreparedRequest(connection, reply, request, partitions, guards), now_ms)

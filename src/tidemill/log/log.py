@@ -343,7 +343,10 @@ class Log:
         return AppendResult(base_offset, last_offset, NO_TIMESTAMP, self.start_offset, is_duplicate)
 
     def append_mirror_end(self, leader_epoch: i64, now_ms: i64) -> AppendResult:
-        """Ends the mirror: later batches are of producers of this cluster. Raises the errors of :meth:`append`."""
+        """Ends the mirror: later batches are of producers of this cluster.
+
+        Raises the errors of :meth:`append`.
+        """
         data = build_mirror_end(now_ms)
         return self.append(parse_batch(data, 0, len(data)), leader_epoch, now_ms)
 

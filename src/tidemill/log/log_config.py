@@ -14,9 +14,10 @@ class LogConfig(NamedTuple):
     """A topic's settings, named like their keys with underscores for dots, with Kafka's defaults.
 
     ``message_magic`` is the format that ``message.format.version`` selects: 0, 1 or 2. ``-1`` is no limit in
-    ``retention_ms`` and ``retention_bytes``. ``unpacked_bytes_max`` is a broker setting for all topics
-    (:mod:`tidemill.model.unpacked_limit`). ``preallocate`` has no effect, and the controller reads
-    ``unclean.leader.election.enable``: both are not here.
+    ``retention_ms`` and ``retention_bytes``. ``mirror_state`` is ``tidemill.mirror.state``.
+    ``unpacked_bytes_max`` is a broker setting for all topics (:mod:`tidemill.model.unpacked_limit`).
+    ``preallocate`` has no effect, and the controller reads ``unclean.leader.election.enable``: both are not
+    here.
     """
 
     cleanup_policy: tuple[str, ...] = ("delete",)
@@ -39,6 +40,7 @@ class LogConfig(NamedTuple):
     min_cleanable_dirty_ratio: float = 0.5
     min_compaction_lag_ms: int = 0
     min_insync_replicas: int = 1
+    mirror_state: str = "none"
     retention_bytes: int = -1
     retention_ms: int = 7 * DAY_MS
     segment_bytes: int = 1024 * 1024 * 1024

@@ -155,7 +155,7 @@ def walk_segment(
         before_expected = expected
         expected = scan.last_offset + 1
         epochs.batch(scan.leader_epoch, before_expected)
-        if scan.producer_id >= 0 and scan.base_offset >= producers.end_offset:
+        if scan.base_offset >= producers.end_offset:
             one = apply_scanned(producers, scan, now_ms)
             if one is not None:
                 aborted.append(one)

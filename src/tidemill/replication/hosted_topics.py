@@ -38,6 +38,7 @@ class TopicSettings:
         partition.message_format = self._message_format
         partition.set_min_insync_replicas(self._config.min_insync_replicas, now_ms)
         partition.log.set_config(self._config)
+        partition.set_mirror_state(self._config.mirror_state)
         partition.flush_if_due()
 
 

@@ -115,6 +115,10 @@ class Partition(WatchedPartition):
         self.offline_reason = ""
         """Why the log is offline; empty while it is online."""
         self.validation_limits = validation_limits
+        self.is_mirror = False
+        """Whether the topic accepts only batches of the source of which it is a mirror."""
+        self.is_promoting = False
+        """Whether the mirror ends: the topic accepts nothing."""
         self.message_format = TopicMessageFormat() if message_format is None else message_format
         self.events = events
         self.isr_state = IsrState()
@@ -476,6 +480,44 @@ class Partition(WatchedPartition):
         self.messages_in += messages.record_count
         self._appended(size)
         return result
+
+    def append_mirrored(self, data: bytes, position: i64, end: i64, acks: i32, now_ms: i64) -> AppendResult:
+        """Appends batches of the source of a mirror as the leader, with the offsets that they have.
+
+        The batches are ``data[position:end]``. Raises the errors of :meth:`append` without those of
+        sequences, and of :meth:`Log.append_mirrored`.
+        """
+        self._check_appendable(acks)
+        before: i64 = self.log.end_offset
+        try:
+            return self.log.append_mirrored(data, position, end, self.leader_epoch, now_ms)
+        finally:
+            # After an error of the disk, some of the batches may be stored.
+            added: i64 = self.log.end_offset - before
+            if added > 0:
+                self.messages_in += added
+                self._appended(end - position)
+
+    def set_mirror_state(self, mirror_state: str) -> None:
+        """Sets ``tidemill.mirror.state`` of the topic."""
+        self.is_mirror = mirror_state == "active"
+        self.is_promoting = mirror_state == "promoting"
+
+    def promote(self, now_ms: i64) -> None:
+        """Ends the mirror as the leader, unless that was done: no producer of the source remains.
+
+        Aborts the open transactions of the source. Raises the errors of :meth:`append`.
+        """
+        producers = self.log.producers()
+        if not self.is_promoting or not producers:
+            return
+        for entry in producers:
+            if entry.transaction_first_offset >= 0:
+                epoch: i64 = entry.coordinator_epoch
+                self.append_marker(False, entry.producer_id, entry.epoch, max(epoch, 0), False, now_ms)
+        self._check_appendable(-1)
+        self.log.append_mirror_end(self.leader_epoch, now_ms)
+        self._appended(MARKER_BATCH_BYTES)
 
     def append_marker(
         self,

@@ -332,7 +332,12 @@ class BrokerServer:
         )
         topics, clock = broker.replica_manager.topics, broker.clock
         self.produce_handler = ProduceHandler(
-            topics, clock, self.deadlines, self.produce_validation, self.memory
+            topics,
+            clock,
+            self.deadlines,
+            self.produce_validation,
+            self.memory,
+            inter_broker_listener(config),
         )
         broker.replica_manager.write_back.listeners.append(self.produce_handler.set_congested)
         broker.apis = APIS

@@ -102,6 +102,9 @@ TOPIC: tuple[Row, ...] = (
      "Largest random reduction of `segment.ms`, so that not all logs roll at once."),
     ("segment.ms", LONG, 604_800_000, "1..", CLUSTER_WIDE, YES,
      "Age at which a segment is closed even if it is not full."),
+    ("tidemill.mirror.state", STRING, "none", "none|active|promoting", CLUSTER_WIDE, YES,
+     "Whether the topic is a mirror: active accepts only batches of its source, promoting accepts nothing "
+     "and ends what the source left open."),
     ("unclean.leader.election.enable", BOOLEAN, False, "", CLUSTER_WIDE, YES,
      "Whether a replica outside the ISR may become leader when no other is live, which loses records."),
 )

@@ -23,6 +23,7 @@ EXPECTED = [
     ("acks", ErrorCode.INVALID_REQUIRED_ACKS),
     ("unknown partition", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     ("internal topic", ErrorCode.INVALID_TOPIC_EXCEPTION),
+    ("mirror", ErrorCode.POLICY_VIOLATION),
     ("leader", ErrorCode.NOT_LEADER_OR_FOLLOWER),
     ("message format", ErrorCode.INVALID_RECORD),
     ("single batch", ErrorCode.INVALID_RECORD),
@@ -92,6 +93,10 @@ def name_internal_topic(sent: Sent) -> None:
     sent.topic = OFFSETS
 
 
+def send_to_mirror(sent: Sent) -> None:
+    sent.settings["mirror_state"] = "active"
+
+
 def lead_elsewhere(sent: Sent) -> None:
     sent.is_leader = False
 
@@ -122,6 +127,7 @@ WRONG: list[Callable[[Sent], None]] = [
     ask_for_seven_acks,
     name_no_partition,
     name_internal_topic,
+    send_to_mirror,
     lead_elsewhere,
     send_message_set,
     send_two_batches,

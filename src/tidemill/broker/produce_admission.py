@@ -29,7 +29,6 @@ from tidemill.broker.produce_admission_checks import (
     refusal_of_batch,
     refusal_of_partition,
     refusal_of_records,
-    refusal_of_request,
 )
 from tidemill.broker.produce_codec import (
     BY_ID,
@@ -202,15 +201,11 @@ class Admission:
         ``data`` is the frame of the request, which has arrived at ``listener``.
         """
         admitted: list[AdmissionResult] = []
-        error = refusal_of_request(request)
         topics = self.topics.by_id if request.version >= BY_ID else self.topics.by_name
         for topic in request.topics:
             entry = topics.get(topic.key)
             for records in topic.partitions:
-                if error is not None:
-                    admitted.append(Refused(records.index, error))
-                else:
-                    admitted.append(self.admit_partition(request, data, records, entry, now_ms, listener))
+                admitted.append(self.admit_partition(request, data, records, entry, now_ms, listener))
         return admitted
 
     def admit_partition(

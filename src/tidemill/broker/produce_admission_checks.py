@@ -1,13 +1,12 @@
 """The refusals of Produce requests, which are checked before any record is read. Compiled.
 
-The four functions ``refusal_of_...`` are the table of all refusals, in the order of their precedence: the
+The three functions ``refusal_of_...`` are the table of all refusals, in the order of their precedence: the
 first error is the response.
 
 ====================  ================================  ==================================================
 function              is called for                     and knows
 ====================  ================================  ==================================================
-refusal_of_request    each request                      the decoded request
-refusal_of_partition  each partition                    the topic and the partition, if they exist here
+refusal_of_partition  each partition                    the request, and the partition if it exists here
 refusal_of_records    each partition of this broker     the bytes of the records
 refusal_of_batch      each batch of message format v2   the header of the batch, the limits of its topic
 ====================  ================================  ==================================================
@@ -20,7 +19,7 @@ would be stored (:mod:`tidemill.records.format_conversion`). The append checks t
 the number of in-sync replicas, and ``segment.bytes``.
 
 To add a refusal (by tenant, access rules or a quota), write a function that returns its error, and call it in
-one of the four before the checks that it precedes. The fields of the request that it needs become fields of
+one of the three before the checks that it precedes. The fields of the request that it needs become fields of
 :class:`~tidemill.broker.produce_codec.ProduceRequest`.
 """
 
@@ -42,14 +41,16 @@ ONE_BATCH_FROM: Final = 3
 ZSTD_FROM: Final = 7
 
 
-def transaction_error(request: ProduceRequest, partition: Partition | None) -> KafkaError | None:
+def transaction_error(
+    request: ProduceRequest, partition: Partition | None, is_from_broker: bool
+) -> KafkaError | None:
     """Returns the error of a batch that belongs to a transaction of no transactional id.
 
-    The batches of a mirror belong to transactions of other clusters.
+    The batches of a mirror belong to transactions of another cluster.
     """
     if not request.is_transactional or request.transactional_id:
         return None
-    if partition is not None and partition.is_mirror:
+    if is_from_broker and partition is not None and partition.is_mirror:
         return None
     return KafkaError(
         "a batch belongs to a transaction, and the request has no transactional id: send both, or none",
@@ -166,11 +167,6 @@ def size_error(partition: Partition, batch: Batch) -> KafkaError | None:
     )
 
 
-def refusal_of_request(request: ProduceRequest) -> KafkaError | None:
-    """Returns the error of all partitions of ``request``; None admits it."""
-    return acks_error(request)
-
-
 def refusal_of_partition(
     request: ProduceRequest,
     records: PartitionRecords,
@@ -184,7 +180,8 @@ def refusal_of_partition(
     ``is_from_broker``: the request has arrived at the inter-broker listener.
     """
     return (
-        transaction_error(request, partition)
+        transaction_error(request, partition, is_from_broker)
+        or acks_error(request)
         or unknown_partition_error(request, records, topic, partition)
         or internal_topic_error(topic)
         or mirror_error(partition, is_from_broker)

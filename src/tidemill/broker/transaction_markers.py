@@ -80,6 +80,9 @@ class MarkerWriter:
             end = broker.group_coordinator.end_transaction(where.partition, marker)
             return asyncio.ensure_future(end)
         partition = broker.partition(where.topic, where.partition)
+        if partition.is_mirror or partition.is_promoting:
+            # It has no batch of this cluster.
+            return None
         append_marker(broker, partition, marker)
         return wait_committed(partition, int(partition.log.end_offset))
 

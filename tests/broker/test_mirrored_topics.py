@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 
 from tidemill.client import Admin, NewTopic, Producer
+from tidemill.client.admin_types import ConfigResource, ResourceType
 from tidemill.client.config import ClientConfig
 from tidemill.client.connection import Connection
 from tidemill.model.errors import ErrorCode
+from tidemill.model.types import TopicPartition
 from tidemill.testing.broker import Broker
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import fetch, produce
@@ -148,3 +151,25 @@ def test_a_mirror_accepts_no_batch_that_overlaps_its_end(source: Broker, target:
     moved = (1).to_bytes(8, "big") + data[8:]
     assert sent(target, topic, moved).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
     assert read(target, topic, "read_uncommitted") == [(0, b"one"), (1, b"two"), (2, b"three")]
+
+
+def test_a_promoted_mirror_goes_on_as_an_ordinary_topic(source: Broker, target: Broker, topic: str) -> None:
+    fill(source, topic)
+    sent(target, topic, fetched(source, topic))
+    committed = read(target, topic, "read_committed")
+    with Admin(target.bootstrap) as admin:
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        admin.alter_configs(resource, {"tidemill.mirror.state": "promoting"})
+        deadline = time.monotonic() + 20
+        partition = TopicPartition(topic, 0)
+        while admin.describe_producers([partition])[partition]:
+            assert time.monotonic() < deadline, "the producers of the source stay"
+            time.sleep(0.1)
+        assert sent(target, topic, fetched(source, topic)).error_code == ErrorCode.POLICY_VIOLATION
+        admin.alter_configs(resource, remove=["tidemill.mirror.state"])
+    with Producer(target.bootstrap) as producer:
+        producer.send(topic, b"ours").result(10)
+    assert [value for _, value in read(target, topic, "read_committed")] == [
+        *(value for _, value in committed),
+        b"ours",
+    ], "the open transaction of the source was aborted"

@@ -86,6 +86,8 @@ class PartitionEvents:
 DIVERGED: Final = "the leader has other records at these offsets, or none"
 END_OF_DATA: Final[i64] = -1
 """A value of ``position_end``."""
+PROMOTED_AT_ONCE: Final = 50
+"""Transactions of the source of a mirror that are aborted in one turn of the event loop."""
 WRITE_BACK_BYTES: Final = 16 * 1024 * 1024
 """The number of appended bytes after which their write-back is started."""
 
@@ -503,21 +505,26 @@ class Partition(WatchedPartition):
         self.is_mirror = mirror_state == "active"
         self.is_promoting = mirror_state == "promoting"
 
-    def promote(self, now_ms: i64) -> None:
-        """Ends the mirror as the leader, unless that was done: no producer of the source remains.
+    def promote(self, now_ms: i64) -> bool:
+        """Ends a part of the mirror as the leader: aborts some open transactions, and then all is ended.
 
-        Aborts the open transactions of the source. Raises the errors of :meth:`append`.
+        Returns whether no producer of the source is left. Raises the errors of :meth:`append`.
         """
         producers = self.log.producers()
-        if not self.is_promoting or not producers:
-            return
-        for entry in producers:
-            if entry.transaction_first_offset >= 0:
-                epoch: i64 = entry.coordinator_epoch
-                self.append_marker(False, entry.producer_id, entry.epoch, max(epoch, 0), False, now_ms)
+        if not producers:
+            return True
+        left = [entry for entry in producers if entry.transaction_first_offset >= 0]
+        for entry in left[:PROMOTED_AT_ONCE]:
+            coordinator_epoch: i64 = entry.coordinator_epoch
+            if coordinator_epoch < 0:
+                coordinator_epoch = 0
+            self.append_marker(False, entry.producer_id, entry.epoch, coordinator_epoch, False, now_ms)
+        if len(left) > PROMOTED_AT_ONCE:
+            return False
         self._check_appendable(-1)
         self.log.append_mirror_end(self.leader_epoch, now_ms)
         self._appended(MARKER_BATCH_BYTES)
+        return True
 
     def append_marker(
         self,

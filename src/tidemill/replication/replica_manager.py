@@ -109,6 +109,8 @@ class ReplicaManager(PartitionEvents, LogFailureHandler):
         """Logs that were open in a power failure, with their recovery points at the start: there may be holes
         after these offsets, which no later sync fills.
         """
+        self.promoting: dict[str, TopicEntry] = {}
+        """The mirrors that end, by name."""
         self.isr_shrinks = 0
         self.isr_expands = 0
         """The number of times that ISRs of partitions led here have shrunk and expanded."""
@@ -156,6 +158,7 @@ class ReplicaManager(PartitionEvents, LogFailureHandler):
         count = max((state.partition for state in states), default=-1) + 1
         entry.partitions.extend([None] * (count - len(entry.partitions)))
         settings = TopicSettings(config)
+        self._note_mirror(entry, config)
         failures: dict[int, StorageError] = {}
         for state in states:
             if self.node_id not in state.replicas:
@@ -394,8 +397,29 @@ class ReplicaManager(PartitionEvents, LogFailureHandler):
         if entry is None:
             return
         settings = TopicSettings(config)
+        self._note_mirror(entry, config)
         for partition in filter(None, entry.partitions):
             settings.apply(partition, self.clock.monotonic_ms())
+
+    def _note_mirror(self, entry: TopicEntry, config: LogConfig) -> None:
+        if config.mirror_state == "promoting":
+            self.promoting[entry.name] = entry
+        else:
+            self.promoting.pop(entry.name, None)
+
+    async def promote_mirrors(self) -> None:
+        """Ends the mirrors that are promoted, in the partitions that this broker leads."""
+        for name, entry in list(self.promoting.items()):
+            if self.topics.by_name.get(entry.name_bytes) is not entry:
+                del self.promoting[name]
+                continue
+            for partition in [one for one in entry.partitions if one is not None and one.is_leader]:
+                try:
+                    while not partition.promote(self.clock.wall_ms()):
+                        await yield_to_loop()
+                except KafkaError as problem:
+                    logger.info("%s-%d is not promoted yet: %s", name, partition.index, problem)
+                await yield_to_loop()
 
     def deleting(self, name: str, topic_id: bytes, partition_count: int = 0) -> Iterator[None]:
         """Removes a topic, with a pause for each log; the files are removed later. Raises StorageError.

@@ -94,6 +94,7 @@ COORDINATORS_LOAD_S = 0.2
 COORDINATOR_LOAD_IN_PROGRESS, which some admin clients report to their users as an error."""
 PRODUCER_IDS_CHECK_S = 5.0
 REMOVAL_CHECK_S = 1.0
+PROMOTION_CHECK_S = 0.5
 
 
 make_files: Callable[[], Files] = SystemFiles
@@ -456,6 +457,7 @@ class BrokerServer:
         self._scheduler.schedule(FLUSH_CHECK_S, self._check_directories)
         self._scheduler.schedule(REMOVAL_CHECK_S, partitions.remove_due)
         self._scheduler.schedule(config.seconds("replica.lag.time.max.ms") / 2, partitions.maybe_shrink_isr)
+        self._scheduler.schedule(PROMOTION_CHECK_S, partitions.promote_mirrors)
         self._scheduler.schedule(
             config.seconds("replica.high.watermark.checkpoint.interval.ms"),
             partitions.checkpoints.write_high_watermarks,

@@ -160,6 +160,39 @@ def test_invalid_changes_are_rejected(name: str, alterations: list[Alteration], 
     assert caught.value.code == code
 
 
+MIRROR = "tidemill.mirror.state"
+
+
+@pytest.mark.parametrize(
+    ("before", "alteration", "after"),
+    [
+        ({MIRROR: "active"}, Alteration(MIRROR, SET, "promoting"), {MIRROR: "promoting"}),
+        ({MIRROR: "promoting"}, Alteration(MIRROR, DELETE, None), {}),
+        ({MIRROR: "promoting"}, Alteration(MIRROR, SET, "none"), {MIRROR: "none"}),
+        ({MIRROR: "active"}, Alteration("retention.ms", SET, "1"), {MIRROR: "active", "retention.ms": "1"}),
+        ({MIRROR: "active"}, Alteration(MIRROR, DELETE, None), None),
+        ({MIRROR: "promoting"}, Alteration(MIRROR, SET, "active"), None),
+        ({}, Alteration(MIRROR, SET, "active"), None),
+        ({}, Alteration(MIRROR, SET, "promoting"), None),
+        ({}, Alteration(MIRROR, SET, "none"), {MIRROR: "none"}),
+    ],
+)
+def test_a_mirror_is_promoted_before_it_is_an_ordinary_topic(
+    before: dict[str, str], alteration: Alteration, after: dict[str, str] | None
+) -> None:
+    if after is not None:
+        assert topic_change(before, alteration) == after
+        return
+    with pytest.raises(KafkaError, match="cannot follow") as caught:
+        topic_change(before, alteration)
+    assert caught.value.code is ErrorCode.INVALID_CONFIG
+
+
+def test_a_replacement_of_the_settings_of_a_mirror_keeps_it_one() -> None:
+    with pytest.raises(KafkaError, match="cannot follow active"):
+        plan_topic_config(image_with({MIRROR: "active"}), "t", BrokerConfig.of(), None, [])
+
+
 def test_a_replacement_resets_omitted_keys() -> None:
     plan = plan_topic_config(
         image_with({"retention.ms": "1"}), "t", BrokerConfig.of(), None, [("segment.bytes", "1048576")]

@@ -69,6 +69,11 @@ class Alteration(NamedTuple):
     value: str | None
 
 
+MIRROR_STATE = "tidemill.mirror.state"
+MIRROR_STATE_AFTER = {"active": "promoting", "promoting": "none"}
+"""By state of a mirror: the one that may follow. Another order would mix records of two clusters."""
+
+
 class ConfigPlan(NamedTuple):
     """The operations that change the settings of one resource.
 
@@ -178,10 +183,21 @@ def plan_topic_config(
         check_topic_settings(touched)
         if touched:
             check_settings_together(result)
+        _check_mirror_state(name, topic.config, result)
     except ConfigError as error:
         raise KafkaError(str(error), ErrorCode.INVALID_CONFIG) from None
     changed = TopicImage(topic.name, topic.topic_id, topic.partitions, result, topic.node_version, True)
     return ConfigPlan([write_config("topics", name, result, topic.has_config_node)], result, topic=changed)
+
+
+def _check_mirror_state(name: str, before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    """Raises ConfigError for a state of a mirror that may not follow the one before."""
+    earlier, later = (settings.get(MIRROR_STATE, "none") for settings in (before, after))
+    if earlier != later and later != MIRROR_STATE_AFTER.get(earlier):
+        raise ConfigError(
+            f"topic {name}: {MIRROR_STATE}={later} cannot follow {earlier}: active is for new topics, then"
+            " come promoting and none"
+        )
 
 
 def plan_broker_config(

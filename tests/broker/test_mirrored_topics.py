@@ -15,6 +15,7 @@ from tidemill.client.config import ClientConfig
 from tidemill.client.connection import Connection
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
+from tidemill.records.mirrored_batch import mirrored_batches
 from tidemill.testing.broker import Broker
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import fetch, produce
@@ -80,8 +81,9 @@ def fetched(broker: Broker, topic: str, offset: int = 0) -> bytes:
     return bytes(part.records or b"")
 
 
-def sent(broker: Broker, topic: str, records: bytes) -> Any:
-    """Sends batches as a mirror does; returns the response for the partition."""
+def sent(broker: Broker, topic: str, data: bytes, next_offset: int = 0) -> Any:
+    """Sends batches that were fetched from an offset on; returns the response for the partition."""
+    records = mirrored_batches(data, next_offset)
     request = produce.ProduceRequest(
         acks=-1,
         timeout_ms=10_000,

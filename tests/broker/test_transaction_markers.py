@@ -32,7 +32,6 @@ def partition_of(where: TopicPartition) -> Any:
     """A partition with one record; the second one has too few in-sync replicas."""
     return SimpleNamespace(
         is_mirror=False,
-        is_promoting=False,
         log=SimpleNamespace(directory="/data", end_offset=1),
         append_marker=lambda *fields: None,
         is_committed=lambda end_offset: where == COMMITTED,

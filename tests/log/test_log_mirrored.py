@@ -7,20 +7,21 @@ from typing import Any
 import pytest
 from log_stage import NOW, MakeLog
 
-from record_builders import build_batch
+from record_builders import build_batch, build_message_set
 from tidemill.log.log import Log
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_end_marker
-from tidemill.records.mirror_end import build_mirror_end, is_mirror_end
+from tidemill.records.mirror_end import build_mirror_end, ended_mirror
+from tidemill.records.mirrored_batch import GAP_MAX, as_mirrored, empty_batches
 
 ROW = (NOW, b"key", b"value", None)
 EPOCH = 7
 
 
-def source(base: int, count: int = 1, **options: Any) -> bytes:
-    """A batch of the source, which has written it in leader epoch 3."""
-    return build_batch([ROW] * count, leader_epoch=3, base_offset=base, **options)
+def source(base: int, count: int = 1, gap: int = 0, **options: Any) -> bytes:
+    """A batch of the source, which has no batch for the ``gap`` offsets before it."""
+    return as_mirrored(build_batch([ROW] * count, base_offset=base, **options), gap)
 
 
 def mirror(log: Log, *batches: bytes) -> tuple[int, int, bool]:
@@ -45,8 +46,8 @@ def offsets(log: Log) -> list[tuple[int, int, int]]:
 
 def test_batches_keep_their_offsets_and_get_the_leader_epoch(log_of: MakeLog) -> None:
     log = log_of()
-    assert mirror(log, source(40, 3), source(50)) == (40, 50, False)
-    assert mirror(log, source(60, 2)) == (60, 61, False)
+    assert mirror(log, source(40, 3, 40), source(50, gap=7)) == (40, 50, False)
+    assert mirror(log, source(60, 2, 9)) == (60, 61, False)
     assert offsets(log) == [(40, 42, EPOCH), (50, 50, EPOCH), (60, 61, EPOCH)]
     assert (log.start_offset, log.end_offset) == (0, 62)
     assert log.leader_epochs.latest == EPOCH
@@ -54,7 +55,7 @@ def test_batches_keep_their_offsets_and_get_the_leader_epoch(log_of: MakeLog) ->
 
 def test_batches_below_the_end_are_skipped(log_of: MakeLog) -> None:
     log = log_of()
-    first, second, third = source(0, 3), source(5), source(6, 2)
+    first, second, third = source(0, 3), source(5, gap=2), source(6, 2)
     mirror(log, first, second)
     assert mirror(log, first, second) == (0, 5, True)
     assert mirror(log, first, second, third) == (0, 7, False)
@@ -69,6 +70,104 @@ def test_batches_that_overlap_are_refused_as_a_whole(log_of: MakeLog, batches: t
         mirror(log, *batches)
     assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
     assert offsets(log) == [(0, 2, EPOCH)]
+
+
+@pytest.mark.parametrize("epoch", [-1, 0, 7])
+def test_batches_of_ordinary_producers_are_refused_also_as_duplicates(log_of: MakeLog, epoch: int) -> None:
+    log = log_of()
+    mirror(log, source(0, 3))
+    for base in (0, 3):
+        ordinary = build_batch([ROW], leader_epoch=epoch, base_offset=base)
+        for batches in ((ordinary,), (source(3), ordinary)):
+            with pytest.raises(KafkaError, match="no batch of its source") as caught:
+                mirror(log, *batches)
+            assert caught.value.code is ErrorCode.POLICY_VIOLATION
+    assert offsets(log) == [(0, 2, EPOCH)]
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        (source(4),),
+        (source(9, gap=5),),
+        (source(3), source(5)),
+        (source(3), source(9, gap=4)),
+        (source(0, 3), source(9, gap=5)),
+    ],
+)
+def test_batches_that_would_leave_a_hole_are_refused_as_a_whole(
+    log_of: MakeLog, batches: tuple[bytes, ...]
+) -> None:
+    log = log_of()
+    mirror(log, source(0, 3))
+    with pytest.raises(KafkaError, match="after a gap of") as caught:
+        mirror(log, *batches)
+    assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert offsets(log) == [(0, 2, EPOCH)]
+
+
+def test_a_gap_may_begin_below_the_log_end(log_of: MakeLog) -> None:
+    log = log_of()
+    mirror(log, source(0, 3))
+    assert mirror(log, source(9, gap=9)) == (9, 9, False)
+    assert mirror(log, source(GAP_MAX + 5, gap=GAP_MAX)) == (GAP_MAX + 5, GAP_MAX + 5, False)
+    assert log.end_offset == GAP_MAX + 6
+
+
+def test_an_empty_mirror_begins_within_a_batch(log_of: MakeLog) -> None:
+    log = log_of()
+    log.truncate_fully_and_start_at(12, NOW)
+    assert mirror(log, source(7, 5)) == (7, 11, True)
+    for batches in ((source(10, 4), source(13, 2)), (source(12, 2), source(13))):
+        with pytest.raises(KafkaError):
+            mirror(log, *batches)
+    assert mirror(log, source(10, 4), source(14)) == (10, 14, False)
+    assert (log.start_offset, log.end_offset) == (12, 15)
+    with pytest.raises(KafkaError):
+        mirror(log, source(13, 4))
+
+
+def test_offsets_that_no_log_has_are_refused(log_of: MakeLog) -> None:
+    log = log_of()
+    old = build_message_set(1, [(NOW, b"key", b"value")], base_offset=(1 << 63) - 1)
+    for data in (source(-2, 4), source(-2), old):
+        with pytest.raises(CorruptMessage):
+            mirror(log, data)
+    assert log.end_offset == 0
+
+
+def test_old_entries_follow_with_any_gap(log_of: MakeLog) -> None:
+    log = log_of()
+    entries = [build_message_set(1, [(NOW, b"key", b"value")], base_offset=base) for base in (3, 9)]
+    assert mirror(log, entries[0], source(4), entries[1]) == (3, 9, False)
+    assert mirror(log, *entries) == (3, 9, True)
+    for data in (entries[0] + source(12), source(10) + entries[0][:-1]):
+        with pytest.raises(KafkaError):
+            mirror(log, data)
+    assert log.end_offset == 10
+
+
+@pytest.mark.parametrize("stop", ["running", "closed", "killed"])
+def test_batches_without_records_keep_the_offsets_that_the_source_skips(log_of: MakeLog, stop: str) -> None:
+    log = log_of()
+    base = 5_000_000_000
+    mirror(log, source(0, 3))
+    mirror(log, empty_batches(3, base), source(base), empty_batches(base + 1, base + 9))
+    if stop == "closed":
+        log.close(NOW)
+    if stop != "running":
+        log = log_of()
+    assert log.end_offset == base + 9
+    found = offsets(log)
+    assert [one[:2] for one in found] == [
+        (0, 2),
+        (3, (1 << 31) + 1),
+        ((1 << 31) + 2, (1 << 32)),
+        ((1 << 32) + 1, base - 1),
+        (base, base),
+        (base + 1, base + 8),
+    ]
+    assert mirror(log, source(base + 9)) == (base + 9, base + 9, False)
 
 
 def test_damaged_and_incomplete_batches_are_refused_as_a_whole(log_of: MakeLog) -> None:
@@ -89,17 +188,17 @@ def test_sequences_of_the_source_are_not_checked(log_of: MakeLog) -> None:
     assert log.end_offset == 2
 
 
-def transactional(base: int, producer: int) -> bytes:
-    return source(base, producer_id=producer, producer_epoch=0, base_sequence=0, transactional=True)
+def transactional(base: int, producer: int, gap: int = 0) -> bytes:
+    return source(base, 1, gap, producer_id=producer, producer_epoch=0, base_sequence=0, transactional=True)
 
 
 def marker(base: int, producer: int, *, is_commit: bool) -> bytes:
-    return build_end_marker(is_commit, NOW, producer, 0, 5, leader_epoch=3, base_offset=base)
+    return as_mirrored(build_end_marker(is_commit, NOW, producer, 0, 5, base_offset=base), 0)
 
 
 def test_transactions_of_the_source_are_followed(log_of: MakeLog) -> None:
     log = log_of()
-    mirror(log, transactional(10, 1), transactional(11, 2), marker(12, 1, is_commit=False))
+    mirror(log, transactional(10, 1, 10), transactional(11, 2), marker(12, 1, is_commit=False))
     assert log.last_stable_offset(log.end_offset) == 11
     assert log.aborts_recorded == 1
     mirror(log, marker(13, 2, is_commit=True))
@@ -109,7 +208,7 @@ def test_transactions_of_the_source_are_followed(log_of: MakeLog) -> None:
 @pytest.mark.parametrize("restarts", [False, True], ids=["running", "restarted"])
 def test_after_its_end_a_mirror_knows_no_producer_of_the_source(log_of: MakeLog, restarts: bool) -> None:
     log = log_of()
-    mirror(log, transactional(10, 1), marker(11, 1, is_commit=True))
+    mirror(log, transactional(10, 1, 10), marker(11, 1, is_commit=True))
     mirror(log, source(12, producer_id=4, producer_epoch=0, base_sequence=0))
     assert {int(one.producer_id) for one in log.producers()} == {1, 4}
     log.append_mirror_end(EPOCH, NOW)
@@ -124,18 +223,31 @@ def test_after_its_end_a_mirror_knows_no_producer_of_the_source(log_of: MakeLog,
 
 def test_a_follower_forgets_the_producers_of_the_source_as_its_leader_does(log_of: MakeLog) -> None:
     log = log_of()
-    log.append_copied(source(0, producer_id=4, producer_epoch=0, base_sequence=0), NOW)
-    end = bytearray(build_mirror_end(NOW))
+    log.append_copied(build_batch([ROW], 0, None, 4, 0, 0, leader_epoch=3), NOW)
+    end = bytearray(build_mirror_end(log.topic_id, NOW))
     end[0:8] = (1).to_bytes(8, "big")
     end[12:16] = (3).to_bytes(4, "big")
     log.append_copied(bytes(end), NOW)
     assert log.producers() == []
+    assert log.mirror_has_ended
+
+
+def test_a_copy_of_the_end_of_another_mirror_does_not_end_this_one(log_of: MakeLog) -> None:
+    log = log_of()
+    end = bytearray(build_mirror_end(b"t" * 16, NOW))
+    end[0:8] = (1).to_bytes(8, "big")
+    mirror(log, source(0, producer_id=4, producer_epoch=0, base_sequence=0), as_mirrored(bytes(end), 0))
+    assert log.producers() == [], "the source has forgotten them, too"
+    assert not log.mirror_has_ended
+    log.append_mirror_end(EPOCH, NOW)
+    assert log.mirror_has_ended
 
 
 def test_only_its_own_type_is_the_end_of_a_mirror() -> None:
     for data, expected in (
-        (build_mirror_end(NOW), True),
-        (marker(0, 1, is_commit=True), False),
-        (source(0), False),
+        (build_mirror_end(b"i" * 16, NOW), b"i" * 16),
+        (build_mirror_end(b"i" * 15, NOW), None),
+        (marker(0, 1, is_commit=True), None),
+        (source(0), None),
     ):
-        assert is_mirror_end(parse_batch(data, 0, len(data))) is expected
+        assert ended_mirror(parse_batch(data, 0, len(data))) == expected

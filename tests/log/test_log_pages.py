@@ -24,6 +24,7 @@ from tidemill.log.transaction_index import Aborted, decode_aborted
 from tidemill.model.ids import decode_id
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
+from tidemill.records.mirrored_batch import as_mirrored
 
 PAGES = Path(__file__).parents[2] / "docs/formats"
 
@@ -34,6 +35,11 @@ def example(page: str) -> str:
 
 def example_bytes(page: str) -> bytes:
     return b"".join(bytes.fromhex(re.split(r"\s{2,}", line)[0]) for line in example(page).splitlines())
+
+
+def test_the_mirrored_batch_example_is_correct() -> None:
+    data = build_batch([(1524709879130, b"key", b"value", None)], base_offset=47)
+    assert example_bytes("mirrored-batch.md") == as_mirrored(data, 40)
 
 
 def test_the_segment_example_is_correct() -> None:

@@ -27,8 +27,10 @@ from mypy_extensions import i32, i64, mypyc_attr
 from tidemill.broker.produce_admission_checks import (
     ONE_BATCH_FROM,
     refusal_of_batch,
+    refusal_of_mirrored,
     refusal_of_partition,
     refusal_of_records,
+    refusal_of_request,
 )
 from tidemill.broker.produce_codec import (
     BY_ID,
@@ -42,6 +44,7 @@ from tidemill.broker.rejected_batches import RETRIED, RejectedBatches
 from tidemill.log.log import AppendResult
 from tidemill.model.errors import KafkaError
 from tidemill.model.system_interfaces import Clock
+from tidemill.net.peer import Listener
 from tidemill.records.batch import CURRENT_MAGIC, MAGIC, Batch, parse_batch
 from tidemill.records.batch_validation import is_costly, validate
 from tidemill.records.format_conversion import for_storage, is_costly_for_storage
@@ -189,24 +192,48 @@ class Admission:
         self, topics: TopicTable, clock: Clock, rejected: RejectedBatches, inter_broker_listener: str
     ) -> None:
         self.topics = topics
-        self.inter_broker_listener = inter_broker_listener
         self.clock = clock
         self.rejected = rejected
+        self.inter_broker_listener = inter_broker_listener
+        """The name of the listener that accepts batches of the sources of mirrors."""
 
     def admit(
-        self, request: ProduceRequest, data: bytes, now_ms: i64, listener: str
+        self, request: ProduceRequest, data: bytes, now_ms: i64, listener: Listener
     ) -> list[AdmissionResult]:
         """Returns the result for each partition of ``request``, in the same order.
 
         ``data`` is the frame of the request, which has arrived at ``listener``.
         """
         admitted: list[AdmissionResult] = []
+        error = refusal_of_request(request)
         topics = self.topics.by_id if request.version >= BY_ID else self.topics.by_name
         for topic in request.topics:
             entry = topics.get(topic.key)
             for records in topic.partitions:
-                admitted.append(self.admit_partition(request, data, records, entry, now_ms, listener))
+                partition = None if entry is None else entry.partition(records.index)
+                if (
+                    partition is not None
+                    and partition.is_mirror
+                    and self.is_mirrored(request, partition, listener)
+                ):
+                    admitted.append(admit_mirrored(request, data, records, entry, partition))
+                elif error is not None:
+                    admitted.append(Refused(records.index, error))
+                else:
+                    admitted.append(self.admit_partition(request, data, records, entry, partition, now_ms))
         return admitted
+
+    def is_mirrored(self, request: ProduceRequest, partition: Partition, listener: Listener) -> bool:
+        """Whether a request to a mirror can have batches of its source.
+
+        Only an old client sends a version before 3, and its messages of formats v0 and v1 do not differ from
+        those of a source.
+        """
+        return (
+            not partition.is_promoting
+            and listener.name == self.inter_broker_listener
+            and request.version >= ONE_BATCH_FROM
+        )
 
     def admit_partition(
         self,
@@ -214,20 +241,16 @@ class Admission:
         data: bytes,
         records: PartitionRecords,
         topic: TopicEntry | None,
+        partition: Partition | None,
         now_ms: i64,
-        listener: str,
     ) -> AdmissionResult:
         """Returns the result for one partition."""
-        partition = None if topic is None else topic.partition(records.index)
-        is_from_broker = listener == self.inter_broker_listener
-        error = refusal_of_partition(request, records, topic, partition, is_from_broker)
+        error = refusal_of_partition(request, records, topic, partition)
         if error is not None:
             self.record_rejected(request, data, records, partition, error)
             return Refused(records.index, error)
         if partition is None:
             raise RuntimeError(f"a partition without a replica here was admitted: {records.index}")
-        if partition.is_mirror:
-            return MirroredAppend(records, partition, data)
         try:
             return admit_records(request, data, records, partition, now_ms)
         except KafkaError as problem:
@@ -251,6 +274,20 @@ class Admission:
         if batch.size != records.end - records.start:
             return
         self.rejected.record(records, partition, batch, error, self.clock.monotonic_ms())
+
+
+def admit_mirrored(
+    request: ProduceRequest,
+    data: bytes,
+    records: PartitionRecords,
+    topic: TopicEntry | None,
+    partition: Partition,
+) -> AdmissionResult:
+    """Returns the result for the batches of the source of a mirror."""
+    error = refusal_of_mirrored(request, records, topic, partition)
+    if error is not None:
+        return Refused(records.index, error)
+    return MirroredAppend(records, partition, data)
 
 
 def admit_records(

@@ -1,14 +1,16 @@
 """The refusals of Produce requests, which are checked before any record is read. Compiled.
 
-The three functions ``refusal_of_...`` are the table of all refusals, in the order of their precedence: the
+The five functions ``refusal_of_...`` are the table of all refusals, in the order of their precedence: the
 first error is the response.
 
 ====================  ================================  ==================================================
 function              is called for                     and knows
 ====================  ================================  ==================================================
-refusal_of_partition  each partition                    the request, and the partition if it exists here
+refusal_of_request    each request                      the decoded request
+refusal_of_partition  each partition                    the topic and the partition, if they exist here
 refusal_of_records    each partition of this broker     the bytes of the records
 refusal_of_batch      each batch of message format v2   the header of the batch, the limits of its topic
+refusal_of_mirrored   each partition that is a mirror   the request, if it is from a copy of the source
 ====================  ================================  ==================================================
 
 A header that cannot be parsed is refused before the checks of the batch. The table has no check that needs
@@ -19,7 +21,7 @@ would be stored (:mod:`tidemill.records.format_conversion`). The append checks t
 the number of in-sync replicas, and ``segment.bytes``.
 
 To add a refusal (by tenant, access rules or a quota), write a function that returns its error, and call it in
-one of the three before the checks that it precedes. The fields of the request that it needs become fields of
+one of the five before the checks that it precedes. The fields of the request that it needs become fields of
 :class:`~tidemill.broker.produce_codec.ProduceRequest`.
 """
 
@@ -41,16 +43,9 @@ ONE_BATCH_FROM: Final = 3
 ZSTD_FROM: Final = 7
 
 
-def transaction_error(
-    request: ProduceRequest, partition: Partition | None, is_from_broker: bool
-) -> KafkaError | None:
-    """Returns the error of a batch that belongs to a transaction of no transactional id.
-
-    The batches of a mirror belong to transactions of another cluster.
-    """
+def transaction_error(request: ProduceRequest) -> KafkaError | None:
+    """Returns the error of a batch that belongs to a transaction of no transactional id."""
     if not request.is_transactional or request.transactional_id:
-        return None
-    if is_from_broker and partition is not None and partition.is_mirror:
         return None
     return KafkaError(
         "a batch belongs to a transaction, and the request has no transactional id: send both, or none",
@@ -88,15 +83,11 @@ def internal_topic_error(topic: TopicEntry | None) -> KafkaError | None:
     )
 
 
-def mirror_error(partition: Partition | None, is_from_broker: bool) -> KafkaError | None:
-    """Returns an error for a mirror, unless the request has arrived at the inter-broker listener."""
-    if partition is None or not (partition.is_promoting or (partition.is_mirror and not is_from_broker)):
+def mirror_error(partition: Partition | None) -> KafkaError | None:
+    """Returns the error of a mirror, which accepts only batches of its source."""
+    if partition is None or not partition.is_mirror:
         return None
-    return KafkaError(
-        f"{partition.topic} is a mirror of a topic of another cluster: it accepts other messages once it is"
-        " promoted (tidemill mirror promote)",
-        ErrorCode.POLICY_VIOLATION,
-    )
+    return partition.mirror_error()
 
 
 def leader_error(partition: Partition | None) -> KafkaError | None:
@@ -110,6 +101,13 @@ def leader_error(partition: Partition | None) -> KafkaError | None:
     return None
 
 
+def no_records_error(records: PartitionRecords) -> KafkaError | None:
+    """Returns the error of a request of version 3 or later that has no records for a partition."""
+    if records.start < records.end:
+        return None
+    return InvalidRecord("no records: from version 3 on a Produce request has one batch for a partition")
+
+
 def message_format_error(
     request: ProduceRequest, data: bytes, records: PartitionRecords
 ) -> KafkaError | None:
@@ -118,7 +116,7 @@ def message_format_error(
         return None
     size: i64 = records.end - records.start
     if size == 0:
-        return InvalidRecord("no records: from version 3 on a Produce request has one batch for a partition")
+        return no_records_error(records)
     if size > MAGIC and data[records.start + MAGIC] != CURRENT_MAGIC:
         return InvalidRecord(
             f"a batch of message format {data[records.start + MAGIC]}: from version 3 on a Produce"
@@ -167,24 +165,22 @@ def size_error(partition: Partition, batch: Batch) -> KafkaError | None:
     )
 
 
+def refusal_of_request(request: ProduceRequest) -> KafkaError | None:
+    """Returns the error of all partitions of ``request``; None admits it."""
+    return transaction_error(request) or acks_error(request)
+
+
 def refusal_of_partition(
-    request: ProduceRequest,
-    records: PartitionRecords,
-    topic: TopicEntry | None,
-    partition: Partition | None,
-    is_from_broker: bool,
+    request: ProduceRequest, records: PartitionRecords, topic: TopicEntry | None, partition: Partition | None
 ) -> KafkaError | None:
     """Returns the error of one partition; None admits it.
 
     ``topic`` is None for an unknown topic, ``partition`` for a partition without a replica here.
-    ``is_from_broker``: the request has arrived at the inter-broker listener.
     """
     return (
-        transaction_error(request, partition, is_from_broker)
-        or acks_error(request)
-        or unknown_partition_error(request, records, topic, partition)
+        unknown_partition_error(request, records, topic, partition)
         or internal_topic_error(topic)
-        or mirror_error(partition, is_from_broker)
+        or mirror_error(partition)
         or leader_error(partition)
     )
 
@@ -203,4 +199,20 @@ def refusal_of_batch(
         or zstd_error(request, batch)
         or topic_format_error(partition, batch)
         or size_error(partition, batch)
+    )
+
+
+def refusal_of_mirrored(
+    request: ProduceRequest, records: PartitionRecords, topic: TopicEntry | None, partition: Partition
+) -> KafkaError | None:
+    """Returns the error of batches of the source of a mirror; None admits them.
+
+    They belong to transactions of another cluster: the request has no transactional id. The append checks
+    the batches.
+    """
+    return (
+        acks_error(request)
+        or internal_topic_error(topic)
+        or leader_error(partition)
+        or no_records_error(records)
     )

@@ -214,7 +214,7 @@ class ProduceHandler:
     ) -> None:
         """Admits a request, and appends it unless it must be prepared first."""
         now_ms = self.clock.wall_ms()
-        partitions = self.admission.admit(request, data, now_ms, connection.peer.listener.name)
+        partitions = self.admission.admit(request, data, now_ms, connection.peer.listener)
         guards = guards_of(partitions, request.version) if request.is_transactional else NO_GUARDS
         if not guards and is_immediate(partitions):
             self.append_all(PreparedRequest(connection, reply, request, partitions, guards), now_ms)

@@ -80,7 +80,7 @@ class MarkerWriter:
             end = broker.group_coordinator.end_transaction(where.partition, marker)
             return asyncio.ensure_future(end)
         partition = broker.partition(where.topic, where.partition)
-        if partition.is_mirror or partition.is_promoting:
+        if partition.is_mirror and not partition.log.mirror_has_ended:
             # It has no batch of this cluster.
             return None
         append_marker(broker, partition, marker)

@@ -45,6 +45,7 @@ from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, Storage
 from tidemill.model.system_interfaces import Buffer, Files
 from tidemill.model.types import NO_LEADER_EPOCH, TopicPartition
 from tidemill.records.batch import (
+    BASE_OFFSET_MAX,
     CONTROL_FLAG,
     COPIED_BYTES_MAX,
     CURRENT_MAGIC,
@@ -65,7 +66,8 @@ from tidemill.records.builder import assemble, build_end_marker, stamp_append_ti
 from tidemill.records.end_transaction_marker import EndTransactionMarker, read_marker
 from tidemill.records.legacy_formats import Entry, parse_entry
 from tidemill.records.message_set import MessageSet
-from tidemill.records.mirror_end import build_mirror_end, is_mirror_end
+from tidemill.records.mirror_end import build_mirror_end, ended_mirror
+from tidemill.records.mirrored_batch import NOT_MIRRORED, gap_before
 
 PREFIX_BYTES: Final = MAGIC
 """Base offset, length and leader epoch, which the leader sets and the checksum does not cover."""
@@ -238,8 +240,8 @@ class Log:
         self._set_end(last_offset + 1)
         if batch.producer_id >= 0:
             self.producer_state.apply(batch, marker, base_offset, timestamp, now_ms)
-        elif batch.attributes & CONTROL_FLAG != 0 and is_mirror_end(batch):
-            self.producer_state.forget_producers()
+        elif batch.attributes & CONTROL_FLAG != 0:
+            self._apply_mirror_end(batch)
         return AppendResult(base_offset, last_offset, append_time, self.start_offset, False)
 
     def append_marker(
@@ -298,39 +300,48 @@ class Log:
     ) -> AppendResult:
         """Appends batches from another cluster as the leader, with the offsets that they have.
 
-        The batches are ``data[position:end]``; the leader epoch is set in those of format v2. Batches below
-        the log end offset are skipped: the result is a duplicate if all are. Raises CorruptMessage for
-        damaged or incomplete batches, and if one begins below the log end offset and ends above: no batch is
-        stored then. Raises StorageError if the disk fails; earlier batches may be stored.
+        The batches are ``data[position:end]``, in the format of :mod:`tidemill.records.mirrored_batch`. The
+        leader epoch is set in those of format v2. Batches below the log end offset are skipped: the result is
+        a duplicate if all are. The first batch of an empty log may begin before the log start offset: the
+        source's log starts within that batch.
+
+        Raises KafkaError, and stores nothing: POLICY_VIOLATION for batches of ordinary producers,
+        CorruptMessage for damaged or incomplete ones, OFFSET_OUT_OF_RANGE for a batch that does not follow
+        the log end offset, or the batch before it, with its gap. Raises StorageError if the disk fails;
+        earlier batches may be stored.
         """
         self.finish_truncation()
         base_offset: i64 = -1
-        last_offset: i64 = self.end_offset - 1
+        next_offset: i64 = self.end_offset
         stamped = BytesWriter()
         while position < end:
             size: i64 = whole_batch_size(data, position, end)
             if size == 0:
                 raise CorruptMessage(f"{self.topic_partition}: a mirrored batch is incomplete")
-            if data[position + MAGIC] < CURRENT_MAGIC:
+            is_old = data[position + MAGIC] < CURRENT_MAGIC
+            if is_old:
                 entry = parse_entry(data, position, end)
                 first: i64 = entry.offset
                 last: i64 = entry.offset
+                gap: i64 = max(first - next_offset, 0)
             else:
                 batch = parse_batch(data, position, end)
                 check_crc(batch)
                 first = batch.base_offset
                 last = batch.last_offset
+                gap = gap_before(batch)
+                if gap == NOT_MIRRORED:
+                    raise self._ordinary_batch(batch)
             if base_offset < 0:
                 base_offset = first
+            if first < 0 or first > BASE_OFFSET_MAX:
+                raise self._not_following(first, last, gap, next_offset)
             if last >= self.end_offset:
-                if first <= last_offset:
-                    raise CorruptMessage(
-                        f"{self.topic_partition}: a mirrored batch has the offsets {first} to {last}, and the"
-                        f" log ends at {last_offset + 1}",
-                        ErrorCode.OFFSET_OUT_OF_RANGE,
-                    )
-                last_offset = last
-                if data[position + MAGIC] < CURRENT_MAGIC:
+                is_first_of_log = len(stamped) == 0 and self.start_offset == self.end_offset
+                if first - gap > next_offset or (first < next_offset and not is_first_of_log):
+                    raise self._not_following(first, last, gap, next_offset)
+                next_offset = last + 1
+                if is_old:
                     stamped.write(data[position : position + size])
                 else:
                     stamped.write(data[position : position + LEADER_EPOCH])
@@ -340,15 +351,47 @@ class Log:
         is_duplicate = len(stamped) == 0
         if not is_duplicate:
             self.append_as_follower(stamped.getvalue(), 0, len(stamped), leader_epoch, now_ms)
-        return AppendResult(base_offset, last_offset, NO_TIMESTAMP, self.start_offset, is_duplicate)
+        return AppendResult(base_offset, next_offset - 1, NO_TIMESTAMP, self.start_offset, is_duplicate)
 
-    def append_mirror_end(self, leader_epoch: i64, now_ms: i64) -> AppendResult:
-        """Ends the mirror: later batches are of producers of this cluster.
+    def _ordinary_batch(self, batch: Batch) -> KafkaError:
+        return KafkaError(
+            f"{self.topic_partition} is a mirror of a topic of another cluster, and a batch with the leader"
+            f" epoch {batch.leader_epoch} is no batch of its source: the topic accepts other messages once it"
+            " is promoted (tidemill mirror promote)",
+            ErrorCode.POLICY_VIOLATION,
+        )
+
+    def _not_following(self, first: i64, last: i64, gap: i64, next_offset: i64) -> CorruptMessage:
+        return CorruptMessage(
+            f"{self.topic_partition}: a mirrored batch has the offsets {first} to {last} after a gap of"
+            f" {gap}, and offset {next_offset} is expected: read the log end offset again, and send the batches of"
+            " the source from there on",
+            ErrorCode.OFFSET_OUT_OF_RANGE,
+        )
+
+    def append_mirror_end(self, leader_epoch: i64, now_ms: i64) -> i64:
+        """Ends the mirror: later batches are of producers of this cluster. Returns the appended bytes.
 
         Raises the errors of :meth:`append`.
         """
-        data = build_mirror_end(now_ms)
-        return self.append(parse_batch(data, 0, len(data)), leader_epoch, now_ms)
+        data = build_mirror_end(self.topic_id, now_ms)
+        self.append(parse_batch(data, 0, len(data)), leader_epoch, now_ms)
+        return len(data)
+
+    @property
+    def mirror_has_ended(self) -> bool:
+        """Whether the end of the mirror was appended, or read at the start.
+
+        False also if the state was read from a later snapshot. A copy of the end of another mirror, which
+        the source of this one has, does not count.
+        """
+        return self.producer_state.ended_mirror == self.topic_id
+
+    def _apply_mirror_end(self, batch: Batch) -> None:
+        """Forgets all producers if ``batch``, a control batch without a producer, ends a mirror."""
+        topic_id = ended_mirror(batch)
+        if topic_id is not None:
+            self.producer_state.end_mirror(topic_id)
 
     def append_copied(self, data: bytes, now_ms: i64) -> i64:
         """Same as :meth:`append_as_follower`, for batches of a log of the same partition on this broker."""
@@ -416,8 +459,8 @@ class Log:
         for batch in run:
             if batch.producer_id >= 0:
                 self.producer_state.apply(batch, marker, batch.base_offset, batch.max_timestamp, now_ms)
-            elif batch.attributes & CONTROL_FLAG != 0 and is_mirror_end(batch):
-                self.producer_state.forget_producers()
+            elif batch.attributes & CONTROL_FLAG != 0:
+                self._apply_mirror_end(batch)
         return size
 
     def _next_in_run(self, last: Batch, segment: LogSegment, size: i64, end: i64) -> Batch | None:

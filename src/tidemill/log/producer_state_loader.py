@@ -20,7 +20,7 @@ from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.system_interfaces import Files
 from tidemill.records.batch import CONTROL_FLAG, CURRENT_MAGIC, parse_batch
 from tidemill.records.end_transaction_marker import MARKER_BATCH_BYTES_MAX, EndTransactionMarker, read_marker
-from tidemill.records.mirror_end import is_mirror_end
+from tidemill.records.mirror_end import ended_mirror
 
 RECALL_BYTES: Final = 8 * 1024 * 1024
 """How far back earlier batches of a producer are searched: more than five requests usually take."""
@@ -138,8 +138,9 @@ def apply_scanned(producers: ProducerStateManager, scan: BatchScan, now_ms: i64)
     The log has no readers yet: all ended transactions are below the high watermark.
     """
     if scan.producer_id < 0:
-        if _is_mirror_end(scan):
-            producers.forget_producers()
+        topic_id = _ended_mirror(scan)
+        if topic_id is not None:
+            producers.end_mirror(topic_id)
         return None
     batch = scan.header()
     if batch.attributes & CONTROL_FLAG == 0:
@@ -154,14 +155,14 @@ def apply_scanned(producers: ProducerStateManager, scan: BatchScan, now_ms: i64)
     return aborted
 
 
-def _is_mirror_end(scan: BatchScan) -> bool:
-    """Whether the current batch of a scan is the end of a mirror."""
+def _ended_mirror(scan: BatchScan) -> bytes | None:
+    """Returns the id of the topic if the current batch of a scan is the end of a mirror, or None."""
     if scan.magic != CURRENT_MAGIC or scan.size > MARKER_BATCH_BYTES_MAX:
-        return False
+        return None
     if scan.header().attributes & CONTROL_FLAG == 0:
-        return False
+        return None
     data, at = scan.whole()
-    return is_mirror_end(parse_batch(data, at, at + scan.size))
+    return ended_mirror(parse_batch(data, at, at + scan.size))
 
 
 def _marker_of(scan: BatchScan) -> EndTransactionMarker | None:

@@ -198,6 +198,8 @@ class ProducerStateManager:
         self.transactions = PartitionTransactions()
         self.end_offset: i64 = 0
         self.snapshot_offset: i64 = -1
+        self.ended_mirror = b""
+        """The topic id in the last end of a mirror that was applied. It is not in a snapshot."""
         self._guards: dict[int, dict[int, VerificationGuard]] = {}
         """The verifications that have begun, by producer id and epoch. They are not in a snapshot."""
 
@@ -405,15 +407,17 @@ class ProducerStateManager:
             if now_ms - max(entry.last_timestamp, entry.seen_ms) >= expiration_ms:
                 del self.entries[producer_id]
 
-    def forget_producers(self) -> None:
-        """Removes all producers at the end of a mirror: they were those of another cluster.
+    def end_mirror(self, topic_id: bytes) -> None:
+        """Removes all producers at the end of the mirror with ``topic_id``: they were of another cluster.
 
         Their transactions have ended; those whose markers are not committed yet are kept apart from them.
         """
         self.entries.clear()
+        self.ended_mirror = topic_id
 
     def forget(self) -> None:
         """Clears the state before it is read again."""
+        self.ended_mirror = b""
         self.entries.clear()
         self.transactions.clear()
         self.end_offset = 0

@@ -91,7 +91,7 @@ NO_TIMESTAMP: Final = -1
 
 SEQUENCE_MAX: Final = 0x7FFFFFFF
 
-_BASE_OFFSET_MAX: Final[i64] = i64(0x7FFFFFFF00000000)
+BASE_OFFSET_MAX: Final[i64] = i64(0x7FFFFFFF00000000)
 
 
 @mypyc_attr(acyclic=True, free_list_len=1)
@@ -199,7 +199,7 @@ def parse_batch(data: bytes, position: i64, end: i64) -> Batch:
         or batch.last_offset_delta < 0
         or count > batch.last_offset_delta + 1
         or (batch.attributes & CODEC_MASK == NO_COMPRESSION and count > space // RECORD_BYTES_MIN)
-        or batch.base_offset > _BASE_OFFSET_MAX
+        or batch.base_offset > BASE_OFFSET_MAX
     ):
         raise _wrong_counts(batch)
     return batch

@@ -118,9 +118,9 @@ class Partition(WatchedPartition):
         """Why the log is offline; empty while it is online."""
         self.validation_limits = validation_limits
         self.is_mirror = False
-        """Whether the topic accepts only batches of the source of which it is a mirror."""
+        """Whether the topic is a mirror: it accepts no batches but those of its source."""
         self.is_promoting = False
-        """Whether the mirror ends: the topic accepts nothing."""
+        """Whether the mirror ends: it accepts nothing."""
         self.message_format = TopicMessageFormat() if message_format is None else message_format
         self.events = events
         self.isr_state = IsrState()
@@ -487,9 +487,12 @@ class Partition(WatchedPartition):
         """Appends batches of the source of a mirror as the leader, with the offsets that they have.
 
         The batches are ``data[position:end]``. Raises the errors of :meth:`append` without those of
-        sequences, and of :meth:`Log.append_mirrored`.
+        sequences, those of :meth:`Log.append_mirrored`, and POLICY_VIOLATION once the mirror ends: the
+        request may have waited.
         """
         self._check_appendable(acks)
+        if not self.is_mirror or self.is_promoting or self.log.mirror_has_ended:
+            raise self.mirror_error()
         before: i64 = self.log.end_offset
         try:
             return self.log.append_mirrored(data, position, end, self.leader_epoch, now_ms)
@@ -502,28 +505,34 @@ class Partition(WatchedPartition):
 
     def set_mirror_state(self, mirror_state: str) -> None:
         """Sets ``tidemill.mirror.state`` of the topic."""
-        self.is_mirror = mirror_state == "active"
         self.is_promoting = mirror_state == "promoting"
+        self.is_mirror = self.is_promoting or mirror_state == "active"
+
+    def mirror_error(self) -> KafkaError:
+        """Returns the error of records that a mirror does not accept."""
+        return KafkaError(
+            f"{self.topic}-{self.index} is a mirror of a topic of another cluster: it accepts messages of"
+            " producers once its promotion has ended (tidemill mirror promote)",
+            ErrorCode.POLICY_VIOLATION,
+        )
 
     def promote(self, now_ms: i64) -> bool:
-        """Ends a part of the mirror as the leader: aborts some open transactions, and then all is ended.
+        """Ends the mirror as the leader: aborts open transactions of the source, and then appends the end.
 
-        Returns whether no producer of the source is left. Raises the errors of :meth:`append`.
+        Returns whether the log has the end of the mirror. Raises the errors of :meth:`append`.
         """
-        producers = self.log.producers()
-        if not producers:
+        log = self.log
+        if log.mirror_has_ended:
             return True
-        left = [entry for entry in producers if entry.transaction_first_offset >= 0]
+        left = [entry for entry in log.producers() if entry.transaction_first_offset >= 0]
         for entry in left[:PROMOTED_AT_ONCE]:
-            coordinator_epoch: i64 = entry.coordinator_epoch
-            if coordinator_epoch < 0:
-                coordinator_epoch = 0
+            coordinator_epoch: i64 = max(entry.coordinator_epoch, 0)
             self.append_marker(False, entry.producer_id, entry.epoch, coordinator_epoch, False, now_ms)
         if len(left) > PROMOTED_AT_ONCE:
             return False
         self._check_appendable(-1)
-        self.log.append_mirror_end(self.leader_epoch, now_ms)
-        self._appended(MARKER_BATCH_BYTES)
+        size: i64 = log.append_mirror_end(self.leader_epoch, now_ms)
+        self._appended(size)
         return True
 
     def append_marker(

@@ -27,12 +27,15 @@ from tidemill.log.log_config import LogConfig
 from tidemill.log.log_directories import DataDirectory
 from tidemill.log.log_manager import LogManager
 from tidemill.model.clock import SystemClock
-from tidemill.model.errors import ErrorCode, StorageError
+from tidemill.model.configs import BrokerConfig
+from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.event_loop_slices import run_at_once
 from tidemill.model.types import TopicPartition
 from tidemill.net.peer import Listener, Peer
 from tidemill.records.batch import parse_batch
+from tidemill.records.mirrored_batch import as_mirrored
 from tidemill.replication import log_start_checkpoint
+from tidemill.replication.delayed_operations import OffsetCallback
 from tidemill.replication.partition_state import PartitionState
 from tidemill.replication.replica_fetcher import FetchLimits
 from tidemill.replication.replica_manager import ReplicaManager
@@ -73,12 +76,18 @@ def follow(stage: Stage) -> None:
     stage.bench.until(lambda: all(one.high_watermark == 6 for one in stage.partitions))
 
 
-def delete(bench: Bench, offset: int, index: int = 0, timeout_ms: int = 10_000) -> asyncio.Task[Any]:
-    """Sends the request; returns the task of its response."""
+def delete(
+    bench: Bench, offset: int, index: int = 0, timeout_ms: int = 10_000, listener: str = "PLAINTEXT"
+) -> asyncio.Task[Any]:
+    """Sends the request; returns the task of its response. PLAINTEXT is the inter-broker listener."""
     broker: Any = SimpleNamespace(
-        partition=bench.partition, replica_manager=bench.manager, log_manager=bench.logs, clock=SystemClock()
+        partition=bench.partition,
+        replica_manager=bench.manager,
+        log_manager=bench.logs,
+        clock=SystemClock(),
+        config=BrokerConfig.of(),
     )
-    peer = Peer(Listener("PLAINTEXT", "localhost", 9092), "User:x", "10.0.0.7", 1)
+    peer = Peer(Listener(listener, "localhost", 9092), "User:x", "10.0.0.7", 1)
     context = RequestContext(peer, "cleaner", ApiKey.DELETE_RECORDS, 2, 1)
     wanted = DeleteRecordsPartition(partition_index=index, offset=offset)
     topic = DeleteRecordsTopic(name="t", partitions=[wanted])
@@ -224,6 +233,79 @@ def test_records_up_to_the_high_watermark_are_deleted(stage: Stage, offset: int,
     partition.high_watermark = 4
     assert answered(stage.bench, delete(stage.bench, offset)) == (0, start)
     assert (partition.log.start_offset, partition.log.end_offset) == (start, 6)
+
+
+SOURCE_START = 5_000_000_000
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact"])
+def test_a_mirror_continues_at_the_log_start_of_its_source(stage: Stage, policy: str) -> None:
+    mirror = stage.bench.partition("t", 0)
+    mirror.set_mirror_state("active")
+    mirror.log.set_config(LogConfig(cleanup_policy=(policy,)))
+    task = delete(stage.bench, SOURCE_START)
+    assert is_waiting(stage.bench, task), "for the follower"
+    mirror.fetched_by(FOLLOWER, SOURCE_START, SOURCE_START, 0)
+    assert answered(stage.bench, task) == (0, SOURCE_START)
+    assert (mirror.log.start_offset, mirror.log.end_offset) == (SOURCE_START, SOURCE_START)
+    assert mirror.high_watermark == SOURCE_START
+    assert mirror.log.leader_epochs.latest == mirror.leader_epoch, "a follower asks for it"
+    data = as_mirrored(batch(b"a", b"b", base_offset=SOURCE_START - 1), 0)
+    data += as_mirrored(batch(b"c", base_offset=SOURCE_START + 4), 3)
+    mirror.append_mirrored(data, 0, len(data), -1, 0)
+    mirror.fetched_by(FOLLOWER, SOURCE_START + 5, SOURCE_START, 0)
+    assert mirror.high_watermark == SOURCE_START + 5
+    task = delete(stage.bench, SOURCE_START + 1)
+    mirror.fetched_by(FOLLOWER, SOURCE_START + 5, SOURCE_START + 1, 0)
+    assert answered(stage.bench, task) == (0, SOURCE_START + 1)
+
+
+def test_a_produce_that_waits_for_its_commit_succeeds_if_the_source_has_deleted_the_records(
+    stage: Stage,
+) -> None:
+    mirror = stage.bench.partition("t", 0)
+    mirror.set_mirror_state("active")
+    done: list[KafkaError | None] = []
+    mirror.delayed.wait_committed(6, OffsetCallback(done.append))
+    delete(stage.bench, SOURCE_START)
+    stage.bench.turn(0.05)
+    assert done == [None]
+
+
+@pytest.mark.parametrize(
+    ("state", "listener", "offset"),
+    [
+        ("none", "PLAINTEXT", SOURCE_START),
+        ("promoting", "PLAINTEXT", SOURCE_START),
+        ("active", "CLIENTS", SOURCE_START),
+        ("active", "PLAINTEXT", 6),
+        ("active", "PLAINTEXT", (1 << 63) - 1),
+    ],
+)
+def test_no_other_log_ends_above_its_records(stage: Stage, state: str, listener: str, offset: int) -> None:
+    partition = stage.bench.partition("t", 0)
+    partition.set_mirror_state(state)
+    partition.high_watermark = 4
+    task = delete(stage.bench, offset, timeout_ms=0, listener=listener)
+    assert answered(stage.bench, task) == (ErrorCode.OFFSET_OUT_OF_RANGE, -1)
+    assert (partition.log.start_offset, partition.log.end_offset) == (0, 6)
+
+
+def test_a_mirror_whose_files_cannot_be_removed_is_not_restarted(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = stage.bench.partition("t", 0)
+    partition.set_mirror_state("active")
+    reported: list[StorageError] = []
+    monkeypatch.setattr(partition.events, "on_storage_error", lambda one, problem: reported.append(problem))
+
+    def fail(offset: int, now_ms: int) -> None:
+        raise StorageError("the disk failed")
+
+    monkeypatch.setattr(partition.log, "truncate_fully_and_start_at", fail)
+    task = delete(stage.bench, SOURCE_START)
+    assert answered(stage.bench, task) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
+    assert len(reported) == 1
 
 
 def test_a_deletion_does_not_wait_for_a_failed_replica_outside_the_isr(stage: Stage) -> None:

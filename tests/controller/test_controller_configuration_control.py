@@ -117,7 +117,7 @@ def test_contradictory_settings_are_rejected_together() -> None:
             topic_change(first, Alteration(name, SET, value))
         assert caught.value.code == ErrorCode.INVALID_CONFIG
     with pytest.raises(KafkaError, match="do not go together"):
-        check_settings(FORMAT | ZSTD)
+        check_settings("t", FORMAT | ZSTD)
 
 
 def test_duplicates_in_a_list_count_once() -> None:

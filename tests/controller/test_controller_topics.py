@@ -112,6 +112,7 @@ def test_an_existing_topic_or_one_in_deletion_cannot_be_created() -> None:
         (NewTopic("t", config={"nonsense": "1"}), ErrorCode.INVALID_CONFIG),
         (NewTopic("t", config={"retention.ms": "soon"}), ErrorCode.INVALID_CONFIG),
         (NewTopic("t", config={"retention.ms": None}), ErrorCode.INVALID_CONFIG),
+        (NewTopic("t", config={"tidemill.mirror.state": "promoting"}), ErrorCode.INVALID_CONFIG),
     ],
 )
 def test_invalid_creations_have_their_error_codes(wanted: NewTopic, code: ErrorCode) -> None:

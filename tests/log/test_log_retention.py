@@ -47,6 +47,16 @@ def facts(*sizes: int) -> list[SegmentFacts]:
             0,
             id="retention keeps the segments of a compacted topic",
         ),
+        *(
+            pytest.param(
+                {"retention_ms": DAY, "retention_bytes": 1, "mirror_state": state},
+                30,
+                0,
+                0,
+                id=f"the log start of a mirror follows that of its source ({state})",
+            )
+            for state in ("active", "promoting")
+        ),
     ],
 )
 def test_expired_segments_are_deleted(

@@ -33,6 +33,7 @@ from tidemill.model.configs import (
 )
 from tidemill.model.configs.config_def import LIST
 from tidemill.model.errors import ConfigError, ErrorCode, KafkaError
+from tidemill.model.mirror_state import check_state_change
 
 GROUP_NAME_CHARACTERS_MAX = 1000
 GROUPS_MAX = 100_000
@@ -67,11 +68,6 @@ class Alteration(NamedTuple):
     name: str
     operation: int
     value: str | None
-
-
-MIRROR_STATE = "tidemill.mirror.state"
-MIRROR_STATE_AFTER = {"active": "promoting", "promoting": "none"}
-"""By state of a mirror: the one that may follow. Another order would mix records of two clusters."""
 
 
 class ConfigPlan(NamedTuple):
@@ -183,21 +179,11 @@ def plan_topic_config(
         check_topic_settings(touched)
         if touched:
             check_settings_together(result)
-        _check_mirror_state(name, topic.config, result)
+        check_state_change(name, topic.config, result)
     except ConfigError as error:
         raise KafkaError(str(error), ErrorCode.INVALID_CONFIG) from None
     changed = TopicImage(topic.name, topic.topic_id, topic.partitions, result, topic.node_version, True)
     return ConfigPlan([write_config("topics", name, result, topic.has_config_node)], result, topic=changed)
-
-
-def _check_mirror_state(name: str, before: Mapping[str, str], after: Mapping[str, str]) -> None:
-    """Raises ConfigError for a state of a mirror that may not follow the one before."""
-    earlier, later = (settings.get(MIRROR_STATE, "none") for settings in (before, after))
-    if earlier != later and later != MIRROR_STATE_AFTER.get(earlier):
-        raise ConfigError(
-            f"topic {name}: {MIRROR_STATE}={later} cannot follow {earlier}: active is for new topics, then"
-            " come promoting and none"
-        )
 
 
 def plan_broker_config(

@@ -25,6 +25,7 @@ from tidemill.coordination.topic_image import OFFSETS_TOPIC, PartitionImage, Top
 from tidemill.coordination.topic_index import compute_traits_in_slices
 from tidemill.model.configs import BrokerConfig, check_topic_settings
 from tidemill.model.errors import ConfigError, ErrorCode, KafkaError
+from tidemill.model.mirror_state import check_new_state
 
 PARTITIONS_PER_REQUEST_MAX = 10_000
 """Same limit as in Kafka: one large number cannot block the controller or fill its memory."""
@@ -110,7 +111,7 @@ def plan_creation_in_slices(
             ErrorCode.TOPIC_ALREADY_EXISTS,
         )
     used_names.check(requested.name)
-    settings = check_settings(requested.config)
+    settings = check_settings(requested.name, requested.config)
     replicas = yield from _replicas_of(image, requested, config, random, budget)
     used_names.add(requested.name)
     partitions = yield from _new_partitions(image, replicas, 0)
@@ -164,10 +165,11 @@ def write_config(kind: str, name: str, settings: Mapping[str, str], exists: bool
     return SetData(path, data) if exists else Create(path, data)
 
 
-def check_settings(settings: Mapping[str, str | None]) -> dict[str, str]:
-    """Validates the settings of a topic. Raises INVALID_CONFIG."""
+def check_settings(name: str, settings: Mapping[str, str | None]) -> dict[str, str]:
+    """Validates the settings of a new topic. Raises INVALID_CONFIG."""
     try:
         check_topic_settings(settings)
+        check_new_state(name, settings)
     except ConfigError as error:
         raise KafkaError(str(error), ErrorCode.INVALID_CONFIG) from None
     return {name: text for name, text in settings.items() if text is not None}

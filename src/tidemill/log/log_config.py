@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from tidemill.model.mirror_state import NO_MIRROR
 from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.varint import INT64_MAX
 
@@ -40,7 +41,7 @@ class LogConfig(NamedTuple):
     min_cleanable_dirty_ratio: float = 0.5
     min_compaction_lag_ms: int = 0
     min_insync_replicas: int = 1
-    mirror_state: str = "none"
+    mirror_state: str = NO_MIRROR
     retention_bytes: int = -1
     retention_ms: int = 7 * DAY_MS
     segment_bytes: int = 1024 * 1024 * 1024
@@ -56,5 +57,10 @@ class LogConfig(NamedTuple):
 
     @property
     def delete(self) -> bool:
-        """Whether old segments are deleted by time and size."""
+        """Whether old segments are deleted by time and size, once the topic is no mirror."""
         return "delete" in self.cleanup_policy
+
+    @property
+    def has_retention(self) -> bool:
+        """Whether old segments are deleted by time and size. A mirror deletes what its source has deleted."""
+        return self.delete and self.mirror_state == NO_MIRROR

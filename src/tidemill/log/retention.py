@@ -49,7 +49,7 @@ def by_time(
     segments: Sequence[SegmentFacts], log_bytes: int, start_offset: int, config: LogConfig, now_ms: int
 ) -> Sequence[bool]:
     """``retention.ms``: the newest record of the segment is older."""
-    if config.retention_ms < 0 or not config.delete:
+    if config.retention_ms < 0 or not config.has_retention:
         return [False] * len(segments)
     return [now_ms - segment.last_ms > config.retention_ms for segment in segments]
 
@@ -58,7 +58,7 @@ def by_size(
     segments: Sequence[SegmentFacts], log_bytes: int, start_offset: int, config: LogConfig, now_ms: int
 ) -> Sequence[bool]:
     """``retention.bytes``: without the segment, at least as many bytes of committed records remain."""
-    if config.retention_bytes < 0 or not config.delete:
+    if config.retention_bytes < 0 or not config.has_retention:
         return [False] * len(segments)
     excess = log_bytes - config.retention_bytes
     answers = []

@@ -19,6 +19,7 @@ from tidemill.log.log import AppendResult, Log
 from tidemill.log.log_segment import LogRange
 from tidemill.model.effective_min_isr import effective_min_isr
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.mirror_state import ACTIVE, PROMOTING
 from tidemill.model.system_interfaces import File
 from tidemill.model.types import NO_OFFSET
 from tidemill.records.batch import Batch
@@ -505,8 +506,8 @@ class Partition(WatchedPartition):
 
     def set_mirror_state(self, mirror_state: str) -> None:
         """Sets ``tidemill.mirror.state`` of the topic."""
-        self.is_promoting = mirror_state == "promoting"
-        self.is_mirror = self.is_promoting or mirror_state == "active"
+        self.is_promoting = mirror_state == PROMOTING
+        self.is_mirror = self.is_promoting or mirror_state == ACTIVE
 
     def mirror_error(self) -> KafkaError:
         """Returns the error of records that a mirror does not accept."""
@@ -908,6 +909,20 @@ class Partition(WatchedPartition):
                 self._request_flush()
                 # The leader's log may start within a batch, which then names the file.
                 self.save_log_start_offset()
+
+    def restart_mirror_at(self, offset: i64, now_ms: i64) -> None:
+        """Removes all records of a mirror as the leader, and continues at ``offset``, above the log end.
+
+        The log of the source starts there. Followers restart at the log start of their leader. Raises
+        StorageError.
+        """
+        reason = f"the log of the mirror's source starts at offset {offset}"
+        try:
+            self.restart_at(offset, now_ms, reason)
+        finally:
+            self.log.begin_leader_epoch(self.leader_epoch)
+            self._unflushed_bytes = 0
+            self.delayed.advanced(self.high_watermark, 0)
 
     def _report_truncation(self, start: i64, end: i64, size: i64, reason: str) -> None:
         """Reports records removed from a log that reached from ``start`` to ``end``, with ``size`` bytes."""

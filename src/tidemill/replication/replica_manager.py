@@ -22,6 +22,7 @@ from tidemill.log.log_creation import offline_log
 from tidemill.log.log_manager import LogManager
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.event_loop_slices import run_in_slices, slices_of, yield_to_loop
+from tidemill.model.mirror_state import PROMOTING
 from tidemill.model.system_interfaces import Clock
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.replication.abstract_fetcher_manager import AbstractFetcherManager
@@ -402,7 +403,7 @@ class ReplicaManager(PartitionEvents, LogFailureHandler):
             settings.apply(partition, self.clock.monotonic_ms())
 
     def _note_mirror(self, entry: TopicEntry, config: LogConfig) -> None:
-        if config.mirror_state == "promoting":
+        if config.mirror_state == PROMOTING:
             self.promoting[entry.name] = entry
         else:
             self.promoting.pop(entry.name, None)

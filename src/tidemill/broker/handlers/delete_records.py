@@ -3,6 +3,9 @@
 The response waits until every live replica has deleted the records, as in Apache Kafka
 (``DelayedDeleteRecords``): after a failover to one of them, the records stay deleted. The response contains
 the smallest log start offset of the live replicas.
+
+The log start offset of a mirror follows that of its source: at the inter-broker listener it may be set above
+the log end offset. The log is then empty, and continues there.
 """
 
 from __future__ import annotations
@@ -12,8 +15,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidemill.broker.admin_log import log_changes
 from tidemill.broker.api_declaration import declare_api
+from tidemill.broker.broker_links import inter_broker_listener
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.event_loop_slices import slices_of
+from tidemill.records.batch import BASE_OFFSET_MAX
 from tidemill.replication.delayed_operations import OffsetCallback
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import delete_records as messages
@@ -54,6 +59,8 @@ async def handle(
             )
             try:
                 partition = broker.partition(name, wanted.partition_index)
+                if restarts(broker, context, partition, wanted.offset):
+                    restart(broker, partition, wanted.offset)
                 deletions.append(begin(partition, wanted.offset, result))
             except KafkaError as error:
                 result.error_code = error.code
@@ -80,6 +87,27 @@ def _shown(deletion: Deletion) -> str:
     return f"{deletion.partition.topic}-{deletion.partition.index} below {deletion.offset}"
 
 
+def restarts(broker: Broker, context: RequestContext, partition: Partition, offset: int) -> bool:
+    """Whether the log of a mirror restarts at ``offset``: it is above the log end offset."""
+    return (
+        partition.is_leader
+        and partition.is_mirror
+        and not partition.is_promoting
+        and partition.log.end_offset < offset <= BASE_OFFSET_MAX
+        and context.listener.name == inter_broker_listener(broker.config)
+    )
+
+
+def restart(broker: Broker, partition: Partition, offset: int) -> None:
+    """Restarts the log of a mirror at ``offset``. Raises StorageError."""
+    partition.check_leader(-1)
+    try:
+        partition.restart_mirror_at(offset, broker.clock.wall_ms())
+    except StorageError as error:
+        partition.events.on_storage_error(partition, error)
+        raise
+
+
 def begin(partition: Partition, offset: int, result: messages.DeleteRecordsPartitionResult) -> Deletion:
     """Advances the log start offset here to ``offset``, and waits for the followers."""
     target = delete(partition, offset)
@@ -92,7 +120,7 @@ def begin(partition: Partition, offset: int, result: messages.DeleteRecordsParti
 def delete(partition: Partition, offset: int) -> int:
     """Advances the log start offset to ``offset``; returns the resolved offset."""
     partition.check_leader(-1)
-    if not partition.log.config.delete:
+    if not partition.log.config.delete and not partition.is_mirror:
         raise KafkaError(
             f"{partition.topic} is compacted only: records are removed when their key has a newer value",
             ErrorCode.POLICY_VIOLATION,

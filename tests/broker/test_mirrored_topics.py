@@ -2,106 +2,106 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
+import confluent_kafka
 import pytest
+from mirror_copy import EARLIEST, LATEST, PartitionPeer, Refused, copy
 
 from tidemill.client import Admin, NewTopic, Producer
 from tidemill.client.admin_types import ConfigResource, ResourceType
-from tidemill.client.config import ClientConfig
-from tidemill.client.connection import Connection
+from tidemill.client.errors import ClientError
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
-from tidemill.records.mirrored_batch import mirrored_batches
+from tidemill.records.mirrored_batch import as_mirrored, empty_batches, mirrored_batches
 from tidemill.testing.broker import Broker
-from tidemill.wire.apis import ApiKey
-from tidemill.wire.messages import fetch, produce
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(180)
 
-FETCH_VERSION, PRODUCE_VERSION = 12, 12
 MIRROR = {"tidemill.mirror.state": "active"}
+CLEANING = {
+    "log.cleaner.backoff.ms": 100,
+    "log.retention.check.interval.ms": 200,
+    "log.initial.task.delay.ms": 0,
+}
+COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "20000", "min.cleanable.dirty.ratio": "0.01"}
+ISOLATIONS = ("read_uncommitted", "read_committed")
+PATIENCE_S = 30.0
 
 
 @pytest.fixture(scope="module")
 def source() -> Iterator[Broker]:
-    with Broker() as broker:
+    with Broker(CLEANING) as broker:
         yield broker
+        assert "Traceback" not in broker.log, broker.log
 
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Broker]:
-    with Broker() as broker:
+    """A broker with one listener for clients and brokers, which is the default."""
+    with Broker(CLEANING) as broker:
         yield broker
+        assert "Traceback" not in broker.log, broker.log
 
 
-@pytest.fixture
-def topic(source: Broker, target: Broker) -> str:
-    """A topic of one partition, and its mirror."""
-    name = f"mirrored-{uuid.uuid4().hex[:8]}"
-    with Admin(source.bootstrap) as admin:
-        admin.create_topic(name, 1, 1)
-    with Admin(target.bootstrap) as admin:
-        admin.create_topics([NewTopic(name, 1, 1, configs=MIRROR)])
-    return name
+class Pair:
+    """A topic of one partition at the source, and its mirror."""
 
+    def __init__(self, source: Broker, target: Broker, **configs: str) -> None:
+        self.topic = f"mirrored-{uuid.uuid4().hex[:8]}"
+        self.source, self.target = source, target
+        for broker, settings in ((source, {}), (target, MIRROR)):
+            with Admin(broker.bootstrap) as admin:
+                admin.create_topics([NewTopic(self.topic, 1, 1, configs={**configs, **settings})])
+        self.at_source = PartitionPeer(source.bootstrap, self.topic)
+        self.at_target = PartitionPeer(target.bootstrap, self.topic)
 
-def call(broker: Broker, key: ApiKey, request: Any, response_type: Any, version: int) -> Any:
-    """Sends a request over a connection of its own."""
-    host, port = broker.bootstrap.split(":")
-    connection = Connection(host, int(port), ClientConfig("admin", {"bootstrap.servers": broker.bootstrap}))
-    connection.open()
-    try:
-        return connection.call(key, request, response_type, version=version)
-    finally:
-        connection.close()
+    def copy(self, bytes_max: int = 1 << 20) -> None:
+        copy(self.at_source, self.at_target, bytes_max)
 
+    def check_same(self) -> None:
+        """Fails unless the mirror has the offsets, the batches and the readable messages of the source."""
+        for timestamp in (EARLIEST, LATEST):
+            assert self.at_target.offset(timestamp) == self.at_source.offset(timestamp)
+        assert self.at_target.batches() == self.at_source.batches()
+        for isolation in ISOLATIONS:
+            assert read(self.target, self.topic, isolation) == read(self.source, self.topic, isolation)
 
-def fetched(broker: Broker, topic: str, offset: int = 0) -> bytes:
-    """Returns the batches of a topic from an offset on."""
-    request = fetch.FetchRequest(
-        max_wait_ms=0,
-        min_bytes=0,
-        max_bytes=1 << 20,
-        topics=[
-            fetch.FetchTopic(
-                topic=topic,
-                partitions=[
-                    fetch.FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=1 << 20)
-                ],
+    def alter(self, **configs: str) -> None:
+        """Changes settings of the mirror; an empty value removes one."""
+        with Admin(self.target.bootstrap) as admin:
+            resource = ConfigResource(ResourceType.TOPIC, self.topic)
+            names = {name.replace("_", "."): value for name, value in configs.items()}
+            admin.alter_configs(
+                resource,
+                {name: value for name, value in names.items() if value},
+                remove=[name for name, value in names.items() if not value],
             )
-        ],
-    )
-    response = call(broker, ApiKey.FETCH, request, fetch.FetchResponse, FETCH_VERSION)
-    (part,) = response.responses[0].partitions
-    assert part.error_code == 0
-    return bytes(part.records or b"")
+
+    def promote(self) -> None:
+        """Promotes the mirror, as the command line does."""
+        with Admin(self.target.bootstrap) as admin:
+            topic_id = admin.describe_topic(self.topic).topic_id
+        self.alter(tidemill_mirror_state="promoting")
+        until(lambda: self.at_target.is_promoted(topic_id), "the mirror has its end")
+        self.alter(tidemill_mirror_state="")
 
 
-def sent(broker: Broker, topic: str, data: bytes, next_offset: int = 0) -> Any:
-    """Sends batches that were fetched from an offset on; returns the response for the partition."""
-    records = mirrored_batches(data, next_offset)
-    request = produce.ProduceRequest(
-        acks=-1,
-        timeout_ms=10_000,
-        topic_data=[
-            produce.TopicProduceData(
-                name=topic, partition_data=[produce.PartitionProduceData(index=0, records=records)]
-            )
-        ],
-    )
-    response = call(broker, ApiKey.PRODUCE, request, produce.ProduceResponse, PRODUCE_VERSION)
-    return response.responses[0].partition_responses[0]
+def until(probe: Callable[[], bool], text: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not probe():
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S} s: {text}"
+        time.sleep(0.1)
 
 
-def read(broker: Broker, topic: str, isolation: str) -> list[tuple[int, bytes]]:
+def read(
+    broker: Broker, topic: str, isolation: str, start: int = confluent_kafka.OFFSET_BEGINNING
+) -> list[tuple[int, bytes]]:
     """Returns offset and value of each message, with librdkafka."""
-    from confluent_kafka import Consumer, TopicPartition
-
-    consumer = Consumer(
+    consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": broker.bootstrap,
             "group.id": "readers",
@@ -109,69 +109,334 @@ def read(broker: Broker, topic: str, isolation: str) -> list[tuple[int, bytes]]:
             "enable.partition.eof": True,
         }
     )
-    consumer.assign([TopicPartition(topic, 0, 0)])
+    consumer.assign([confluent_kafka.TopicPartition(topic, 0, start)])
     found = []
-    while (message := consumer.poll(20)) is not None and not message.error():
+    while True:
+        message = consumer.poll(20)
+        assert message is not None, f"{topic}: no end within 20 s"
+        if message.error():
+            assert message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF, message.error()
+            break
         found.append((message.offset(), message.value()))
     consumer.close()
     return found
 
 
-def fill(broker: Broker, topic: str) -> None:
-    """Writes plain messages, and transactions that are committed, aborted and open."""
+def write(broker: Broker, topic: str, values: list[bytes], key: bytes | None = None, **settings: str) -> None:
+    """Writes one batch of messages."""
+    names = {name.replace("_", "."): value for name, value in settings.items()}
+    with Producer(broker.bootstrap, names) as producer:
+        for value in values:
+            producer.send(topic, value, key=key)
+        producer.flush()
+
+
+def transact(broker: Broker, topic: str, outcome: str, key: bytes | None = None) -> None:
+    """Writes messages of a transaction that is then committed, aborted, or left open."""
+    producer = Producer(broker.bootstrap, {"transactional.id": f"{topic}-{uuid.uuid4().hex}"})
+    producer.begin()
+    for number in range(2):
+        producer.send(topic, f"{outcome} {number}".encode(), key=key).result(10)
+    if outcome == "prepare":
+        producer.prepare(may_time_out=True)
+    else:
+        getattr(producer, outcome)()
+    producer.close()
+
+
+def fill(broker: Broker, topic: str, *, is_open: bool = True) -> None:
+    """Writes batches of all codecs, and transactions that are committed, aborted and open."""
+    for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
+        write(
+            broker,
+            topic,
+            [b"%s %d" % (codec.encode(), n) * 20 for n in range(5)],
+            b"k",
+            compression_type=codec,
+        )
+    for outcome in ("commit", "abort", "commit"):
+        transact(broker, topic, outcome, b"t")
+    if is_open:
+        transact(broker, topic, "prepare", b"t")
+
+
+def compact(pair: Pair, broker: Broker, peer: PartitionPeer) -> None:
+    """Waits until the cleaner has removed batches, so that offsets are missing."""
     with Producer(broker.bootstrap) as producer:
-        producer.send(topic, b"plain").result(10)
-    for number, outcome in enumerate(("commit", "abort", "prepare")):
-        producer = Producer(broker.bootstrap, {"transactional.id": f"{topic}-{number}"})
-        producer.begin()
-        producer.send(topic, outcome.encode()).result(10)
-        if outcome == "prepare":
-            producer.prepare(may_time_out=True)
+        for number in range(80):
+            producer.send(pair.topic, b"%03d" % number * 300, key=b"k").result(10)
+    until(lambda: len(peer.batches()) < 60, "the log is compacted")
+
+
+# Copies
+
+
+@pytest.mark.parametrize("bytes_max", [1 << 20, 1])
+def test_a_mirror_has_the_batches_at_their_offsets(source: Broker, target: Broker, bytes_max: int) -> None:
+    pair = Pair(source, target)
+    fill(source, pair.topic)
+    pair.copy(bytes_max)
+    pair.check_same()
+    committed = [value for _, value in read(target, pair.topic, "read_committed")]
+    assert len(committed) == 5 * 5 + 2 * 2
+    fill(source, pair.topic)
+    pair.copy(bytes_max)
+    pair.check_same()
+
+
+def test_a_repeated_produce_is_acknowledged_and_not_stored(source: Broker, target: Broker) -> None:
+    pair = Pair(source, target)
+    fill(source, pair.topic)
+    data = mirrored_batches(pair.at_source.fetched(0), 0)
+    for _ in range(3):
+        part = pair.at_target.send(data)
+        assert (part.error_code, part.base_offset) == (0, 0)
+    pair.check_same()
+
+
+def test_a_mirror_of_a_compacted_topic_has_its_gaps(source: Broker, target: Broker) -> None:
+    # The mirror is not compacted itself, so that the batches can be compared.
+    pair = Pair(source, target, **COMPACTED)
+    pair.alter(min_compaction_lag_ms="86400000", max_compaction_lag_ms="186400000")
+    fill(source, pair.topic, is_open=False)
+    compact(pair, source, pair.at_source)
+    pair.copy(4096)
+    pair.check_same()
+
+
+@pytest.mark.parametrize("stop", ["clean", "killed"])
+def test_a_mirror_that_was_restarted_goes_on(source: Broker, stop: str) -> None:
+    with Broker() as target:
+        pair = Pair(source, target)
+        fill(source, pair.topic)
+        pair.copy()
+        end = pair.at_target.offset(LATEST)
+        gap = 3_000_000_000
+        filled = empty_batches(end, end + gap)
+        assert pair.at_target.send(filled).error_code == 0
+        if stop == "clean":
+            target.stop()
         else:
-            getattr(producer, outcome)()
-        producer.close()
+            target.kill()
+        target.start()
+        assert pair.at_target.offset(LATEST) == end + gap
+        for isolation in ISOLATIONS:
+            assert read(target, pair.topic, isolation) == read(source, pair.topic, isolation)
+        assert pair.at_target.send(filled).base_offset == end
+        (first, *_) = pair.at_source.batches()
+        moved = (end + gap + 7).to_bytes(8, "big") + first[8:]
+        assert pair.at_target.send(as_mirrored(moved, 7)).error_code == 0
 
 
-def test_a_mirror_has_the_messages_at_their_offsets(source: Broker, target: Broker, topic: str) -> None:
-    fill(source, topic)
-    data = fetched(source, topic)
-    assert sent(target, topic, data).error_code == 0
-    for isolation in ("read_uncommitted", "read_committed"):
-        expected = read(source, topic, isolation)
-        assert read(target, topic, isolation) == expected
-    assert len(expected) == 2
-    again = sent(target, topic, data)
-    assert (again.error_code, again.base_offset) == (0, 0)
-    assert read(target, topic, "read_uncommitted") == read(source, topic, "read_uncommitted")
-
-
-def test_a_mirror_accepts_no_batch_that_overlaps_its_end(source: Broker, target: Broker, topic: str) -> None:
-    with Producer(source.bootstrap) as producer:
-        producer.send_batch(topic, [b"one", b"two", b"three"], partitions=[0] * 3).result(10)
-    data = fetched(source, topic)
-    assert sent(target, topic, data).error_code == 0
-    moved = (1).to_bytes(8, "big") + data[8:]
-    assert sent(target, topic, moved).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
-    assert read(target, topic, "read_uncommitted") == [(0, b"one"), (1, b"two"), (2, b"three")]
-
-
-def test_a_promoted_mirror_goes_on_as_an_ordinary_topic(source: Broker, target: Broker, topic: str) -> None:
-    fill(source, topic)
-    sent(target, topic, fetched(source, topic))
-    committed = read(target, topic, "read_committed")
+def test_consumers_read_over_batches_without_records(source: Broker, target: Broker) -> None:
+    pair = Pair(source, target)
+    write(source, pair.topic, [b"one"])
+    data = pair.at_source.fetched(0)
+    base = 6_000_000_000
+    for records in (
+        as_mirrored(data, 0) + empty_batches(1, base),
+        as_mirrored(base.to_bytes(8, "big") + data[8:], 0) + empty_batches(base + 1, base + 10),
+    ):
+        assert pair.at_target.send(records).error_code == 0
+    for isolation in ISOLATIONS:
+        assert read(target, pair.topic, isolation) == [(0, b"one"), (base, b"one")]
+        for start in (1, 1 << 31, 4_000_000_000, base - 1):
+            assert read(target, pair.topic, isolation, start) == [(base, b"one")]
+        assert read(target, pair.topic, isolation, base + 4) == []
     with Admin(target.bootstrap) as admin:
-        resource = ConfigResource(ResourceType.TOPIC, topic)
-        admin.alter_configs(resource, {"tidemill.mirror.state": "promoting"})
-        deadline = time.monotonic() + 20
-        partition = TopicPartition(topic, 0)
-        while admin.describe_producers([partition])[partition]:
-            assert time.monotonic() < deadline, "the producers of the source stay"
-            time.sleep(0.1)
-        assert sent(target, topic, fetched(source, topic)).error_code == ErrorCode.POLICY_VIOLATION
-        admin.alter_configs(resource, remove=["tidemill.mirror.state"])
-    with Producer(target.bootstrap) as producer:
-        producer.send(topic, b"ours").result(10)
-    assert [value for _, value in read(target, topic, "read_committed")] == [
-        *(value for _, value in committed),
-        b"ours",
-    ], "the open transaction of the source was aborted"
+        partition = TopicPartition(pair.topic, 0)
+        assert admin.list_offsets({partition: "latest"})[partition].offset == base + 10
+
+
+# Refusals
+
+
+def test_a_mirror_accepts_no_batch_that_overlaps_its_end_or_leaves_a_hole(
+    source: Broker, target: Broker
+) -> None:
+    pair = Pair(source, target)
+    write(source, pair.topic, [b"one", b"two", b"three"])
+    data = pair.at_source.fetched(0)
+    assert pair.at_target.send(as_mirrored(data, 0)).error_code == 0
+    for base, gap in ((1, 0), (4, 0), (9, 5)):
+        moved = as_mirrored(base.to_bytes(8, "big") + data[8:], gap)
+        part = pair.at_target.send(moved)
+        assert part.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+        assert "read the log end offset again" in part.error_message
+    pair.check_same()
+
+
+@pytest.mark.parametrize("idempotence", ["true", "false"])
+def test_ordinary_producers_are_refused_at_the_same_listener(
+    source: Broker, target: Broker, idempotence: str
+) -> None:
+    pair = Pair(source, target)
+    for is_empty in (True, False):
+        producer = confluent_kafka.Producer(
+            {"bootstrap.servers": target.bootstrap, "enable.idempotence": idempotence}
+        )
+        errors: list[confluent_kafka.KafkaError] = []
+        producer.produce(pair.topic, b"x", callback=lambda error, _, errors=errors: errors.append(error))
+        producer.flush(20)
+        assert [error.name() for error in errors] == ["POLICY_VIOLATION"]
+        with Producer(target.bootstrap) as ours, pytest.raises(ClientError, match="POLICY_VIOLATION"):
+            ours.send(pair.topic, b"x").result(10)
+        if is_empty:
+            fill(source, pair.topic)
+            pair.copy()
+    pair.check_same()
+
+
+def test_no_transaction_of_this_cluster_includes_a_mirror(source: Broker, target: Broker) -> None:
+    pair = Pair(source, target)
+    with Admin(target.bootstrap) as admin:
+        admin.create_topics([NewTopic(f"{pair.topic}-ordinary", 1, 1)])
+    began = time.monotonic()
+    producer = confluent_kafka.Producer(
+        {
+            "bootstrap.servers": target.bootstrap,
+            "transactional.id": pair.topic,
+            "transaction.timeout.ms": 60_000,
+        }
+    )
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce(f"{pair.topic}-ordinary", b"x")
+    producer.flush(20)
+    producer.produce(pair.topic, b"x")
+    with pytest.raises(confluent_kafka.KafkaException) as caught:
+        producer.commit_transaction(20)
+    assert caught.value.args[0].txn_requires_abort(), caught.value
+    producer.abort_transaction(20)
+    with Producer(target.bootstrap, {"transactional.id": f"{pair.topic}-ours"}) as ours:
+        ours.begin()
+        with pytest.raises(ClientError, match="POLICY_VIOLATION"):
+            ours.send(pair.topic, b"x").result(10)
+        ours.abort()
+    assert time.monotonic() - began < 15, "they do not retry"
+    assert pair.at_target.offset(LATEST) == 0
+
+
+def test_transactions_of_the_source_are_not_hanging_ones(source: Broker, target: Broker) -> None:
+    pair = Pair(source, target)
+    transact(source, pair.topic, "prepare")
+    pair.copy()
+    with Admin(target.bootstrap) as admin:
+        (found,) = admin.open_transactions([TopicPartition(pair.topic, 0)])
+        assert admin.find_hanging_transactions([TopicPartition(pair.topic, 0)], idle_for_ms=-1000) == []
+        admin.abort_open_transaction(found)
+    pair.check_same()
+
+
+# The log start
+
+
+def test_the_log_start_of_a_mirror_follows_that_of_its_source(source: Broker, target: Broker) -> None:
+    pair = Pair(source, target)
+    write(source, pair.topic, [b"%d" % number for number in range(10)])
+    assert pair.at_source.delete_below(4)[0] == 0
+    pair.copy()
+    pair.check_same()
+    for number in range(10, 20):
+        write(source, pair.topic, [b"%d" % number])
+    assert pair.at_source.delete_below(15)[0] == 0
+    pair.copy()
+    pair.check_same()
+    assert pair.at_source.delete_below(17)[0] == 0
+    pair.copy()
+    pair.check_same()
+    assert pair.at_source.delete_below(-1)[0] == 0
+    pair.copy()
+    pair.check_same()
+
+
+def test_a_mirror_of_an_old_topic_begins_at_its_log_start(source: Broker, target: Broker) -> None:
+    pair = Pair(source, target)
+    start = 5_000_000_000
+    assert pair.at_target.delete_below(start) == (ErrorCode.NONE, start)
+    assert (pair.at_target.offset(EARLIEST), pair.at_target.offset(LATEST)) == (start, start)
+    write(source, pair.topic, [b"one"])
+    data = start.to_bytes(8, "big") + pair.at_source.fetched(0)[8:]
+    assert pair.at_target.send(as_mirrored(data, 0)).error_code == 0
+    assert read(target, pair.topic, "read_committed") == [(start, b"one")]
+    code, _ = pair.at_source.delete_below(start)
+    assert code is ErrorCode.OFFSET_OUT_OF_RANGE, "it is no mirror"
+
+
+# Promotion
+
+
+@contextlib.contextmanager
+def violations() -> Iterator[None]:
+    with pytest.raises(Refused) as caught:
+        yield
+    assert caught.value.code is ErrorCode.POLICY_VIOLATION
+
+
+def test_a_promoted_mirror_goes_on_as_an_ordinary_topic(source: Broker, target: Broker) -> None:
+    pair = Pair(source, target)
+    fill(source, pair.topic)
+    pair.copy()
+    committed = read(source, pair.topic, "read_committed")
+    pair.promote()
+    end = pair.at_target.offset(LATEST)
+    with Admin(target.bootstrap) as admin:
+        partition = TopicPartition(pair.topic, 0)
+        assert admin.describe_producers([partition])[partition] == []
+    assert read(target, pair.topic, "read_committed") == committed, "the open transaction was aborted"
+    write(target, pair.topic, [b"ours"], enable_idempotence="false")
+    write(target, pair.topic, [b"ours"], enable_idempotence="true")
+    transact(target, pair.topic, "commit")
+    transact(target, pair.topic, "abort")
+    found = read(target, pair.topic, "read_committed")
+    assert found[: len(committed)] == committed
+    ours = found[len(committed) :]
+    assert [value for _, value in ours] == [b"ours", b"ours", b"commit 0", b"commit 1"]
+    assert ours[0][0] == end
+    assert pair.at_target.offset(LATEST) == end + 4 + 1 + 2 + 1
+
+
+def test_a_mirror_that_is_promoted_accepts_nothing(source: Broker, target: Broker) -> None:
+    pair = Pair(source, target)
+    fill(source, pair.topic)
+    pair.copy()
+    pair.alter(tidemill_mirror_state="promoting")
+    write(source, pair.topic, [b"later"])
+    with violations():
+        pair.copy()
+    with Producer(target.bootstrap) as producer, pytest.raises(ClientError, match="POLICY_VIOLATION"):
+        producer.send(pair.topic, b"x").result(10)
+
+
+def test_a_mirror_of_a_promoted_mirror(source: Broker, target: Broker) -> None:
+    first = Pair(source, target)
+    fill(source, first.topic)
+    first.copy()
+    first.promote()
+    fill(target, first.topic)
+    back = Pair(target, source)
+    back.at_source = first.at_target
+    copy(first.at_target, back.at_target)
+    assert back.at_target.batches() == first.at_target.batches()
+    fill(target, first.topic, is_open=False)
+    copy(first.at_target, back.at_target)
+    assert back.at_target.batches() == first.at_target.batches()
+    for isolation in ISOLATIONS:
+        assert read(source, back.topic, isolation) == read(target, first.topic, isolation)
+    committed = read(source, back.topic, "read_committed")
+    back.promote()
+    later = read(source, back.topic, "read_committed")
+    assert later[: len(committed)] == committed
+    assert len(later) == len(committed) + 5 * 5 + 2 * 2, "those behind the open transaction"
+
+
+def test_an_empty_mirror_is_promoted(source: Broker, target: Broker) -> None:
+    pair = Pair(source, target)
+    pair.promote()
+    write(target, pair.topic, [b"ours"])
+    assert read(target, pair.topic, "read_committed") == [(1, b"ours")]
+
+
+def test_a_new_topic_is_not_promoted(target: Broker) -> None:
+    with Admin(target.bootstrap) as admin, pytest.raises(ClientError, match="not for new topics"):
+        admin.create_topic("new", 1, 1, configs={"tidemill.mirror.state": "promoting"})

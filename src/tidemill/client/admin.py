@@ -70,6 +70,7 @@ from tidemill.client.transaction_manager import (
     TransactionManager,
 )
 from tidemill.model.errors import ErrorCode, ProtocolError
+from tidemill.model.mirror_state import MIRROR_STATE, is_mirror
 from tidemill.model.transaction_types import TRANSACTION_VERSION
 from tidemill.model.types import TopicPartition, by_topic
 from tidemill.wire.apis import ApiKey
@@ -578,7 +579,16 @@ class Admin:
     def hanging_among(
         self, candidates: Sequence[OpenTransaction], timeout: float | None = None
     ) -> list[OpenTransaction]:
-        """Returns those open transactions that no coordinator knows: none will end them."""
+        """Returns those open transactions that no coordinator knows: none will end them.
+
+        Those in mirrors are not among them: they have ended, or will end, at the source of the mirror.
+        """
+        mirrors = {
+            topic
+            for topic in sorted({one.partition.topic for one in candidates})
+            if self._is_mirror(topic, timeout)
+        }
+        candidates = [one for one in candidates if one.partition.topic not in mirrors]
         if not candidates:
             return []
         producer_ids = sorted({one.producer_id for one in candidates})
@@ -591,6 +601,11 @@ class Admin:
             for producer_id, name in names.items()
         }
         return [one for one in candidates if one.partition not in known.get(one.producer_id, ())]
+
+    def _is_mirror(self, topic: str, timeout: float | None) -> bool:
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        found = self.describe_configs(resource, [MIRROR_STATE], timeout=timeout)
+        return is_mirror({name: entry.value for name, entry in found.items()})
 
     def fence_producer(self, transactional_id: str, timeout: float | None = None) -> None:
         """Aborts the transaction of a transactional id, and fences its producer.

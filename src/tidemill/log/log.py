@@ -364,8 +364,8 @@ class Log:
     def _not_following(self, first: i64, last: i64, gap: i64, next_offset: i64) -> CorruptMessage:
         return CorruptMessage(
             f"{self.topic_partition}: a mirrored batch has the offsets {first} to {last} after a gap of"
-            f" {gap}, and offset {next_offset} is expected: read the log end offset again, and send the batches"
-            " of the source from there on",
+            f" {gap}, and offset {next_offset} is expected: read the log end offset again, and send the"
+            " batches of the source from there on",
             ErrorCode.OFFSET_OUT_OF_RANGE,
         )
 

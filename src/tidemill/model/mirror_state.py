@@ -35,7 +35,8 @@ def check_new_state(name: str, settings: Mapping[str, str | None]) -> None:
     """Raises ConfigError for a state that a new topic cannot have."""
     if settings.get(MIRROR_STATE) == PROMOTING:
         raise ConfigError(
-            f"topic {name}: {MIRROR_STATE}={PROMOTING} is not for new topics: {ACTIVE} is, then comes {PROMOTING}"
+            f"topic {name}: {MIRROR_STATE}={PROMOTING} is not for new topics: {ACTIVE} is, and {PROMOTING}"
+            " ends it"
         )
 
 

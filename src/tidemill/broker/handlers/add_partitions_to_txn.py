@@ -10,6 +10,7 @@ from tidemill.broker.api_declaration import declare_api
 from tidemill.broker.eager_start import eager_start
 from tidemill.broker.handlers.common import fenced_error
 from tidemill.model.errors import ErrorCode
+from tidemill.model.mirror_state import is_mirror
 from tidemill.model.transaction_types import ProducerIdAndEpoch
 from tidemill.model.types import TopicPartition
 from tidemill.transactions.coordinator_effects import AddPartitionsRequest
@@ -107,30 +108,39 @@ async def _results(
     topics: Sequence[messages.AddPartitionsToTxnTopic],
     apply: Callable[[Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, ErrorCode]]],
 ) -> list[messages.AddPartitionsToTxnTopicResult]:
-    """Applies a change to all partitions, or to none if one of them does not exist."""
+    """Applies a change to all partitions, or to none if one of them does not exist, or is of a mirror.
+
+    A mirror has only transactions of another cluster. Clients abort the transaction after POLICY_VIOLATION.
+    """
     slices = context.slices
     partitions: set[TopicPartition] = set()
-    unknown: set[TopicPartition] = set()
+    refused: dict[TopicPartition, ErrorCode] = {}
     async for topic in slices.over(topics):
         image = broker.metadata_cache.topic(topic.name)
         count = 0 if image is None else len(image.partitions)
+        of_mirror = image is not None and is_mirror(image.config)
         async for index in slices.over(topic.partitions):
             where = TopicPartition(topic.name, index)
-            (partitions if 0 <= index < count else unknown).add(where)
+            if not 0 <= index < count:
+                refused[where] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif of_mirror:
+                refused[where] = ErrorCode.POLICY_VIOLATION
+            else:
+                partitions.add(where)
     errors: Mapping[TopicPartition, ErrorCode] = {}
     default = ErrorCode.OPERATION_NOT_ATTEMPTED
-    if not unknown:
+    if not refused:
         errors = await slices.wait_for(apply(partitions))
     results = []
     async for topic in slices.over(topics):
         of_topic = []
         async for index in slices.over(topic.partitions):
             where = TopicPartition(topic.name, index)
-            error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if where in unknown else errors.get(where, default)
+            error = refused.get(where) or errors.get(where, default)
             of_topic.append(
                 messages.AddPartitionsToTxnPartitionResult(partition_index=index, partition_error_code=error)
             )
         results.append(messages.AddPartitionsToTxnTopicResult(name=topic.name, results_by_partition=of_topic))
     await slices.clear(partitions)
-    await slices.clear(unknown)
+    await slices.clear(refused)
     return results

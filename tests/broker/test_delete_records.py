@@ -276,7 +276,6 @@ def test_a_produce_that_waits_for_its_commit_succeeds_if_the_source_has_deleted_
     ("state", "listener", "offset"),
     [
         ("none", "PLAINTEXT", SOURCE_START),
-        ("promoting", "PLAINTEXT", SOURCE_START),
         ("active", "CLIENTS", SOURCE_START),
         ("active", "PLAINTEXT", 6),
         ("active", "PLAINTEXT", (1 << 63) - 1),
@@ -288,6 +287,16 @@ def test_no_other_log_ends_above_its_records(stage: Stage, state: str, listener:
     partition.high_watermark = 4
     task = delete(stage.bench, offset, timeout_ms=0, listener=listener)
     assert answered(stage.bench, task) == (ErrorCode.OFFSET_OUT_OF_RANGE, -1)
+    assert (partition.log.start_offset, partition.log.end_offset) == (0, 6)
+
+
+@pytest.mark.parametrize("offset", [SOURCE_START, 2, -1])
+def test_the_end_of_a_mirror_is_not_deleted_before_its_promotion_has_ended(stage: Stage, offset: int) -> None:
+    partition = stage.bench.partition("t", 0)
+    partition.high_watermark = 6
+    partition.set_mirror_state("promoting")
+    task = delete(stage.bench, offset, timeout_ms=0)
+    assert answered(stage.bench, task) == (ErrorCode.POLICY_VIOLATION, -1)
     assert (partition.log.start_offset, partition.log.end_offset) == (0, 6)
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paths_bench import NOW, PRODUCE, Bench, batch, bench_in, produce_request
+from paths_bench import IDS, NOW, PRODUCE, Bench, batch, bench_in, produce_request
 
 from record_builders import build_message_set
-from tidemill.model.errors import ErrorCode
-from tidemill.records.batch import GZIP
+from tidemill.model.errors import ErrorCode, StorageError
+from tidemill.records.batch import GZIP, parse_batch
 from tidemill.records.mirrored_batch import as_mirrored
+from tidemill.replication.partition import PROMOTED_AT_ONCE
 
 PRODUCER = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
 TRANSACTIONAL = {**PRODUCER, "transactional": True}
@@ -165,3 +166,87 @@ def test_an_ordinary_topic_is_one_after_the_promotion(bench: Bench, state: str) 
     bench.put("t", 3)
     assert code(bench, batch(b"a")) is ErrorCode.NONE
     assert code(bench, mirrored(1)) is ErrorCode.NONE, "the leader epoch of an ordinary produce is not read"
+
+
+# Promotion
+
+
+def promote(bench: Bench) -> None:
+    bench.loop.run_until_complete(bench.manager.promotions.run())
+
+
+def transactional(producer_id: int, base: int) -> bytes:
+    return mirrored(base, producer_id=producer_id, producer_epoch=0, base_sequence=0, transactional=True)
+
+
+def test_a_promotion_aborts_all_open_transactions_and_ends_each_partition_once(bench: Bench) -> None:
+    count = 2 * PROMOTED_AT_ONCE + 7
+    assert code(bench, b"".join(transactional(number, number) for number in range(count))) is ErrorCode.NONE
+    promote(bench)
+    assert bench.partition().log.end_offset == count, "it is not promoted yet"
+    bench.put("t", 3, mirror_state="promoting")
+    for _ in range(3):
+        promote(bench)
+    log = bench.partition().log
+    assert log.end_offset == 2 * count + 1
+    assert log.aborts_recorded == count
+    assert (log.producers(), log.mirror_has_ended) == ([], True)
+    assert log.last_stable_offset(log.end_offset) == log.end_offset
+    assert [int(bench.partition(index=index).log.end_offset) for index in (1, 2)] == [1, 1]
+
+
+def test_a_follower_does_not_end_a_mirror(bench: Bench) -> None:
+    bench.put("t", 3, mirror_state="promoting")
+    bench.partition().apply_state(2, 5, (1, 2), (1, 2), partition_epoch=-1, now_ms=0)
+    promote(bench)
+    assert bench.partition().log.end_offset == 0
+
+
+def test_a_promotion_waits_for_enough_replicas_and_says_so_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "tidemill.replication")
+    assert code(bench, transactional(1, 0)) is ErrorCode.NONE
+    bench.put("t", 3, mirror_state="promoting", min_insync_replicas=2)
+    bench.partition().apply_state(1, 0, (1, 2), (1,), partition_epoch=1, now_ms=0)
+    for _ in range(3):
+        promote(bench)
+    assert bench.partition().log.end_offset == 1
+    (text,) = [one for one in caplog.messages if "t-0" in one]
+    assert text.startswith("the mirror t-0 is not promoted yet: t-0 has 1 in-sync replicas")
+    bench.partition().apply_state(1, 0, (1, 2), (1, 2), partition_epoch=2, now_ms=0)
+    promote(bench)
+    assert bench.partition().log.mirror_has_ended
+
+
+def test_a_promotion_reports_a_failed_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.put("t", 3, mirror_state="promoting")
+    failed: list[int] = []
+
+    def fail(*arguments: Any) -> None:
+        raise StorageError("the disk failed")
+
+    monkeypatch.setattr(bench.partition().log, "append_mirror_end", fail)
+    monkeypatch.setattr(bench.manager, "on_storage_error", lambda one, problem: failed.append(int(one.index)))
+    promote(bench)
+    assert failed == [0]
+    assert bench.partition(index=1).log.mirror_has_ended
+
+
+def test_a_promotion_aborts_no_transaction_of_this_cluster(bench: Bench) -> None:
+    """The setting is removed while a promotion has paused."""
+    partition = bench.partition()
+    partition.set_mirror_state("promoting")
+    partition.set_mirror_state("none")
+    data = batch(b"a", **TRANSACTIONAL)
+    partition.append(parse_batch(data, 0, len(data)), -1, NOW)
+    assert partition.promote(NOW)
+    assert partition.log.end_offset == 1
+
+
+def test_a_deleted_topic_is_not_promoted_any_more(bench: Bench) -> None:
+    bench.put("t", 3, mirror_state="promoting")
+    for _ in bench.manager.deleting("t", IDS["t"]):
+        pass
+    promote(bench)
+    assert bench.manager.promotions.entries == {}

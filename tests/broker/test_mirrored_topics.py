@@ -160,12 +160,12 @@ def fill(broker: Broker, topic: str, *, is_open: bool = True) -> None:
         transact(broker, topic, "prepare", b"t")
 
 
-def compact(pair: Pair, broker: Broker, peer: PartitionPeer) -> None:
-    """Waits until the cleaner has removed batches, so that offsets are missing."""
+def compact(pair: Pair, broker: Broker, peer: PartitionPeer, batches_max: int = 60) -> None:
+    """Writes updates of a key, and waits until there are fewer batches: offsets are missing then."""
     with Producer(broker.bootstrap) as producer:
         for number in range(80):
             producer.send(pair.topic, b"%03d" % number * 300, key=b"k").result(10)
-    until(lambda: len(peer.batches()) < 60, "the log is compacted")
+    until(lambda: len(peer.batches()) < batches_max, "the log is compacted")
 
 
 # Copies
@@ -202,6 +202,53 @@ def test_a_mirror_of_a_compacted_topic_has_its_gaps(source: Broker, target: Brok
     compact(pair, source, pair.at_source)
     pair.copy(4096)
     pair.check_same()
+
+
+def test_compaction_of_a_mirror_keeps_offsets_and_the_last_values_of_its_source(source: Broker) -> None:
+    with Broker(CLEANING) as target:
+        pair = Pair(source, target, **COMPACTED)
+        with Admin(source.bootstrap) as admin:
+            resource = ConfigResource(ResourceType.TOPIC, pair.topic)
+            admin.alter_configs(resource, {"cleanup.policy": "delete"})
+        for number in range(3):
+            fill(source, pair.topic, is_open=False)
+            pair.copy(3000)
+            compact(pair, source, pair.at_source, 1000)
+            transact(source, pair.topic, ("commit", "abort", "commit")[number], b"t")
+            pair.copy(3000)
+            until(lambda: len(pair.at_target.batches()) < 80, "the mirror is compacted")
+            check_compacted(pair)
+        ours = pair.at_source.offset(LATEST)
+        pair.promote()
+        target.kill()
+        target.start()
+        check_compacted(pair)
+        with Producer(target.bootstrap) as producer:
+            for number in range(100):
+                producer.send(pair.topic, b"%03d" % number * 300, key=b"ours").result(10)
+        until(lambda: len(pair.at_target.batches()) < 80, "the topic is compacted")
+        target.kill()
+        target.start()
+        check_compacted(pair, ours)
+        with Admin(target.bootstrap) as admin:
+            partition = TopicPartition(pair.topic, 0)
+            assert len(admin.describe_producers([partition])[partition]) == 1, "the one of this cluster"
+
+
+def check_compacted(pair: Pair, end: int = 1 << 62) -> None:
+    """Fails unless the mirror has the last message of each key, and no other than those of the source."""
+    everything = read(pair.source, pair.topic, "read_committed")
+    found = [row for row in read(pair.target, pair.topic, "read_committed") if row[0] < end]
+    assert set(found) <= set(everything)
+    last = {kind_of(value): (offset, value) for offset, value in everything}
+    assert set(last.values()) <= set(found)
+    if end > pair.at_source.offset(LATEST):
+        assert pair.at_target.offset(LATEST) >= pair.at_source.offset(LATEST)
+
+
+def kind_of(value: bytes) -> bytes:
+    """The key with which :func:`fill`, :func:`compact` and :func:`transact` write a value."""
+    return b"t" if value.startswith((b"commit", b"abort")) else b"k"
 
 
 @pytest.mark.parametrize("stop", ["clean", "killed"])

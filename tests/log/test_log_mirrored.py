@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from compaction_stage import SMALL, clean
 from log_stage import NOW, MakeLog
 
 from record_builders import build_batch, build_message_set
 from tidemill.log.log import Log
+from tidemill.log.log_config import DAY_MS
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_end_marker
@@ -251,3 +254,107 @@ def test_only_its_own_type_is_the_end_of_a_mirror() -> None:
         (source(0), None),
     ):
         assert ended_mirror(parse_batch(data, 0, len(data))) == expected
+
+
+OURS = 77
+"""A producer of this cluster."""
+THEIRS = 4
+"""A producer of the source."""
+
+
+def promoted(log: Log) -> int:
+    """Fills three segments: of the source, of both with the end of the mirror, and of this cluster.
+
+    Returns the offset of the end.
+    """
+    mirror(log, source(0, 2, producer_id=THEIRS, producer_epoch=0, base_sequence=0))
+    log.roll(NOW)
+    mirror(log, source(2, 2, producer_id=THEIRS, producer_epoch=0, base_sequence=2))
+    log.append_mirror_end(EPOCH, NOW)
+    append_ours(log, 0)
+    log.roll(NOW)
+    append_ours(log, 1)
+    return 4
+
+
+def append_ours(log: Log, sequence: int) -> None:
+    data = build_batch([ROW], producer_id=OURS, producer_epoch=0, base_sequence=sequence)
+    log.append(parse_batch(data, 0, len(data)), EPOCH, NOW)
+
+
+def snapshots(directory: str) -> list[Path]:
+    return sorted(Path(directory).glob("*.snapshot"))
+
+
+def known(log: Log) -> dict[int, int]:
+    """The last sequence of each producer."""
+    return {int(one.producer_id): int(one.last_sequence) for one in log.producers()}
+
+
+@pytest.mark.parametrize("kept", range(4))
+def test_a_recovery_from_any_snapshot_knows_no_producer_of_the_source(
+    log_of: MakeLog, directory: str, kept: int
+) -> None:
+    promoted(log_of())
+    for path in snapshots(directory)[kept:]:
+        path.unlink()
+    log = log_of()
+    assert known(log) == {OURS: 1}
+    append_ours(log, 2)
+
+
+@pytest.mark.parametrize("kept", range(4))
+def test_the_end_of_a_mirror_survives_compaction(log_of: MakeLog, directory: str, kept: int) -> None:
+    log = log_of(SMALL)
+    end = promoted(log)
+    log.roll(NOW)
+    for later in range(3):
+        clean(log, NOW + later * 10 * DAY_MS)
+        log.set_config(log.config._replace(min_cleanable_dirty_ratio=0.0))
+        append_ours(log, 2 + later)
+        log.roll(NOW)
+    assert (end, end, EPOCH) in offsets(log), "it is kept"
+    assert (0, 1, EPOCH) not in offsets(log), "records of the source are compacted"
+    for path in snapshots(directory)[kept:]:
+        path.unlink()
+    assert known(log_of(SMALL)) == {OURS: 4}
+
+
+@pytest.mark.parametrize("kept", range(3))
+def test_the_end_of_a_mirror_is_not_needed_once_retention_has_deleted_it(
+    log_of: MakeLog, directory: str, kept: int
+) -> None:
+    log = log_of()
+    promoted(log)
+    log.flush(NOW)
+    log.delete_old_segments(2, NOW)
+    assert log.start_offset == 6
+    for path in snapshots(directory)[kept:]:
+        path.unlink()
+    assert known(log_of()) == {OURS: 1}
+
+
+@pytest.mark.parametrize("at", [5, 4, 3])
+def test_a_truncation_restores_the_producers_before_the_end_of_a_mirror(log_of: MakeLog, at: int) -> None:
+    log = log_of()
+    end = promoted(log)
+    log.truncate_to(at, NOW)
+    assert known(log) == ({} if at > end else {THEIRS: 3 if at == 4 else 1})
+    assert log.mirror_has_ended is (at > end)
+
+
+def test_compaction_keeps_the_offsets_of_a_mirror_with_large_gaps(log_of: MakeLog, directory: str) -> None:
+    log = log_of(SMALL)
+    base = 5_000_000_000
+    mirror(log, source(0, 2), empty_batches(2, base), source(base, 2), empty_batches(base + 2, base + 9))
+    log.roll(NOW)
+    mirror(log, source(base + 9))
+    log.roll(NOW)
+    for _ in range(2):
+        clean(log)
+    assert log.end_offset == base + 10
+    assert offsets(log)[-1][:2] == (base + 9, base + 9)
+    assert (base, base + 1, EPOCH) not in offsets(log)
+    log = log_of(SMALL)
+    assert log.end_offset == base + 10
+    assert mirror(log, source(base + 10)) == (base + 10, base + 10, False)

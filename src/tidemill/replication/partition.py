@@ -520,10 +520,10 @@ class Partition(WatchedPartition):
     def promote(self, now_ms: i64) -> bool:
         """Ends the mirror as the leader: aborts open transactions of the source, and then appends the end.
 
-        Returns whether the log has the end of the mirror. Raises the errors of :meth:`append`.
+        Returns False if transactions are left. Raises the errors of :meth:`append`.
         """
         log = self.log
-        if log.mirror_has_ended:
+        if log.mirror_has_ended or not self.is_promoting:
             return True
         left = [entry for entry in log.producers() if entry.transaction_first_offset >= 0]
         for entry in left[:PROMOTED_AT_ONCE]:

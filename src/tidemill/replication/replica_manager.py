@@ -22,7 +22,6 @@ from tidemill.log.log_creation import offline_log
 from tidemill.log.log_manager import LogManager
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.event_loop_slices import run_in_slices, slices_of, yield_to_loop
-from tidemill.model.mirror_state import PROMOTING
 from tidemill.model.system_interfaces import Clock
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.replication.abstract_fetcher_manager import AbstractFetcherManager
@@ -33,6 +32,7 @@ from tidemill.replication.log_failure_handler import LogFailureHandler
 from tidemill.replication.log_flusher import LogFlusher
 from tidemill.replication.log_start_checkpoint import LogStartCheckpointWriter
 from tidemill.replication.message_format import message_format_of, validation_limits_of
+from tidemill.replication.mirror_promotions import MirrorPromotions
 from tidemill.replication.page_writeback import WriteBack
 from tidemill.replication.partition import Partition, PartitionEvents
 from tidemill.replication.partition_state import PartitionState
@@ -110,8 +110,7 @@ class ReplicaManager(PartitionEvents, LogFailureHandler):
         """Logs that were open in a power failure, with their recovery points at the start: there may be holes
         after these offsets, which no later sync fills.
         """
-        self.promoting: dict[str, TopicEntry] = {}
-        """The mirrors that end, by name."""
+        self.promotions = MirrorPromotions(self.topics, clock)
         self.isr_shrinks = 0
         self.isr_expands = 0
         """The number of times that ISRs of partitions led here have shrunk and expanded."""
@@ -159,7 +158,7 @@ class ReplicaManager(PartitionEvents, LogFailureHandler):
         count = max((state.partition for state in states), default=-1) + 1
         entry.partitions.extend([None] * (count - len(entry.partitions)))
         settings = TopicSettings(config)
-        self._note_mirror(entry, config)
+        self.promotions.apply_settings(entry, config)
         failures: dict[int, StorageError] = {}
         for state in states:
             if self.node_id not in state.replicas:
@@ -398,29 +397,9 @@ class ReplicaManager(PartitionEvents, LogFailureHandler):
         if entry is None:
             return
         settings = TopicSettings(config)
-        self._note_mirror(entry, config)
+        self.promotions.apply_settings(entry, config)
         for partition in filter(None, entry.partitions):
             settings.apply(partition, self.clock.monotonic_ms())
-
-    def _note_mirror(self, entry: TopicEntry, config: LogConfig) -> None:
-        if config.mirror_state == PROMOTING:
-            self.promoting[entry.name] = entry
-        else:
-            self.promoting.pop(entry.name, None)
-
-    async def promote_mirrors(self) -> None:
-        """Ends the mirrors that are promoted, in the partitions that this broker leads."""
-        for name, entry in list(self.promoting.items()):
-            if self.topics.by_name.get(entry.name_bytes) is not entry:
-                del self.promoting[name]
-                continue
-            for partition in [one for one in entry.partitions if one is not None and one.is_leader]:
-                try:
-                    while not partition.promote(self.clock.wall_ms()):
-                        await yield_to_loop()
-                except KafkaError as problem:
-                    logger.info("%s-%d is not promoted yet: %s", name, partition.index, problem)
-                await yield_to_loop()
 
     def deleting(self, name: str, topic_id: bytes, partition_count: int = 0) -> Iterator[None]:
         """Removes a topic, with a pause for each log; the files are removed later. Raises StorageError.

@@ -457,7 +457,7 @@ class BrokerServer:
         self._scheduler.schedule(FLUSH_CHECK_S, self._check_directories)
         self._scheduler.schedule(REMOVAL_CHECK_S, partitions.remove_due)
         self._scheduler.schedule(config.seconds("replica.lag.time.max.ms") / 2, partitions.maybe_shrink_isr)
-        self._scheduler.schedule(PROMOTION_CHECK_S, partitions.promote_mirrors)
+        self._scheduler.schedule(PROMOTION_CHECK_S, partitions.promotions.run)
         self._scheduler.schedule(
             config.seconds("replica.high.watermark.checkpoint.interval.ms"),
             partitions.checkpoints.write_high_watermarks,

@@ -120,6 +120,11 @@ def begin(partition: Partition, offset: int, result: messages.DeleteRecordsParti
 def delete(partition: Partition, offset: int) -> int:
     """Advances the log start offset to ``offset``; returns the resolved offset."""
     partition.check_leader(-1)
+    if partition.is_promoting:
+        raise KafkaError(
+            f"{partition.topic} is a mirror that is promoted: try again once the promotion has ended",
+            ErrorCode.POLICY_VIOLATION,
+        )
     if not partition.log.config.delete and not partition.is_mirror:
         raise KafkaError(
             f"{partition.topic} is compacted only: records are removed when their key has a newer value",

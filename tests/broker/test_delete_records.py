@@ -300,7 +300,7 @@ def test_the_end_of_a_mirror_is_not_deleted_before_its_promotion_has_ended(stage
     assert (partition.log.start_offset, partition.log.end_offset) == (0, 6)
 
 
-def test_a_mirror_whose_files_cannot_be_removed_is_not_restarted(
+def test_a_mirror_that_cannot_be_restarted_reports_its_disk(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partition = stage.bench.partition("t", 0)
@@ -308,12 +308,11 @@ def test_a_mirror_whose_files_cannot_be_removed_is_not_restarted(
     reported: list[StorageError] = []
     monkeypatch.setattr(partition.events, "on_storage_error", lambda one, problem: reported.append(problem))
 
-    def fail(offset: int, now_ms: int) -> None:
-        raise StorageError("the disk failed")
-
-    monkeypatch.setattr(partition.log, "truncate_fully_and_start_at", fail)
+    directory = Path(partition.log.directory)
+    gone = directory.rename(directory.with_name("gone"))
     task = delete(stage.bench, SOURCE_START)
     assert answered(stage.bench, task) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
+    gone.rename(directory)
     assert len(reported) == 1
 
 

@@ -10,7 +10,7 @@ import pytest
 from paths_bench import IDS, NOW, PRODUCE, Bench, batch, bench_in, produce_request
 
 from record_builders import build_message_set
-from tidemill.model.errors import ErrorCode, StorageError
+from tidemill.model.errors import ErrorCode
 from tidemill.records.batch import GZIP, parse_batch
 from tidemill.records.mirrored_batch import as_mirrored
 from tidemill.replication.partition import PROMOTED_AT_ONCE
@@ -220,16 +220,15 @@ def test_a_promotion_waits_for_enough_replicas_and_says_so_once(
 
 
 def test_a_promotion_reports_a_failed_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.put("t", 3, mirror_state="promoting")
+    assert code(bench, mirrored(0)) is ErrorCode.NONE
+    bench.put("t", 3, mirror_state="promoting", segment_bytes=100)
     failed: list[int] = []
-
-    def fail(*arguments: Any) -> None:
-        raise StorageError("the disk failed")
-
-    monkeypatch.setattr(bench.partition().log, "append_mirror_end", fail)
     monkeypatch.setattr(bench.manager, "on_storage_error", lambda one, problem: failed.append(int(one.index)))
+    directory = Path(bench.partition().log.directory)
+    gone = directory.rename(directory.with_name("gone"))
     promote(bench)
-    assert failed == [0]
+    gone.rename(directory)
+    assert failed == [0], "there is no directory for the next segment"
     assert bench.partition(index=1).log.mirror_has_ended
 
 

@@ -18,6 +18,13 @@ from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.records.mirrored_batch import as_mirrored, empty_batches, mirrored_batches
 from tidemill.testing.broker import Broker
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+)
+from tidemill.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -362,6 +369,41 @@ def test_no_transaction_of_this_cluster_includes_a_mirror(source: Broker, target
         ours.abort()
     assert time.monotonic() - began < 15, "they do not retry"
     assert pair.at_target.offset(LATEST) == 0
+
+
+def initialized(peer: PartitionPeer, name: str) -> InitProducerIdResponse:
+    request = InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=60_000)
+    response: InitProducerIdResponse = peer.call(ApiKey.INIT_PRODUCER_ID, request, InitProducerIdResponse, 4)
+    return response
+
+
+def test_no_partition_of_a_mirror_is_added_to_a_transaction(source: Broker, target: Broker) -> None:
+    pair, name = Pair(source, target), uuid.uuid4().hex
+    with Admin(target.bootstrap) as admin:
+        admin.create_topic(f"{pair.topic}-ordinary", 1, 1)
+    transact(target, f"{pair.topic}-ordinary", "commit")
+    peer = pair.at_target
+    until(lambda: initialized(peer, name).error_code == 0, "the coordinator has loaded its log")
+    producer = initialized(peer, name)
+
+    def add(*topics: str) -> list[ErrorCode]:
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=name,
+            v3_and_below_producer_id=producer.producer_id,
+            v3_and_below_producer_epoch=producer.producer_epoch,
+            v3_and_below_topics=[AddPartitionsToTxnTopic(name=topic, partitions=[0]) for topic in topics],
+        )
+        response = peer.call(ApiKey.ADD_PARTITIONS_TO_TXN, request, AddPartitionsToTxnResponse, 3)
+        return [
+            ErrorCode(one.results_by_partition[0].partition_error_code)
+            for one in response.results_by_topic_v3_and_below
+        ]
+
+    both = pair.topic, f"{pair.topic}-ordinary"
+    assert add(*both) == [ErrorCode.POLICY_VIOLATION, ErrorCode.OPERATION_NOT_ATTEMPTED]
+    assert add(both[1]) == [ErrorCode.NONE]
+    pair.promote()
+    until(lambda: add(*both) == [ErrorCode.NONE, ErrorCode.NONE], "it is no mirror any more")
 
 
 def test_transactions_of_the_source_are_not_hanging_ones(source: Broker, target: Broker) -> None:

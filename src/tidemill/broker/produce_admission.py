@@ -211,11 +211,7 @@ class Admission:
             entry = topics.get(topic.key)
             for records in topic.partitions:
                 partition = None if entry is None else entry.partition(records.index)
-                if (
-                    partition is not None
-                    and partition.is_mirror
-                    and self.is_mirrored(request, partition, listener)
-                ):
+                if partition is not None and partition.is_mirror and self.is_mirrored(request, listener):
                     admitted.append(admit_mirrored(request, data, records, entry, partition))
                 elif error is not None:
                     admitted.append(Refused(records.index, error))
@@ -223,17 +219,13 @@ class Admission:
                     admitted.append(self.admit_partition(request, data, records, entry, partition, now_ms))
         return admitted
 
-    def is_mirrored(self, request: ProduceRequest, partition: Partition, listener: Listener) -> bool:
+    def is_mirrored(self, request: ProduceRequest, listener: Listener) -> bool:
         """Whether a request to a mirror can have batches of its source.
 
         Only an old client sends a version before 3, and its messages of formats v0 and v1 do not differ from
         those of a source.
         """
-        return (
-            not partition.is_promoting
-            and listener.name == self.inter_broker_listener
-            and request.version >= ONE_BATCH_FROM
-        )
+        return listener.name == self.inter_broker_listener and request.version >= ONE_BATCH_FROM
 
     def admit_partition(
         self,

@@ -12,7 +12,7 @@ from paths_bench import IDS, NOW, PRODUCE, Bench, batch, bench_in, produce_reque
 from record_builders import build_message_set
 from tidemill.model.errors import ErrorCode
 from tidemill.records.batch import GZIP, parse_batch
-from tidemill.records.mirrored_batch import as_mirrored
+from tidemill.records.mirrored_batch import as_mirrored, empty_batches
 from tidemill.replication.partition import PROMOTED_AT_ONCE
 
 PRODUCER = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
@@ -59,6 +59,16 @@ def test_the_inter_broker_listener_accepts_batches_of_the_source(bench: Bench, v
     assert bench.partition().log.end_offset == 7
     assert send(bench, {("t", 0): mirrored(5, 5)}, version) == [(ErrorCode.NONE, 5)]
     assert bench.partition().log.end_offset == 7
+
+
+def test_gaps_are_not_counted_as_messages(bench: Bench) -> None:
+    base = 5_000_000_000
+    data = mirrored(0) + empty_batches(1, base) + mirrored(base + 3, 3)
+    for _ in range(2):
+        assert code(bench, data) is ErrorCode.NONE
+    partition = bench.partition()
+    assert partition.messages_in == 2
+    assert partition.bytes_in == len(data)
 
 
 def test_other_listeners_refuse_batches_of_the_source(bench: Bench) -> None:

@@ -30,7 +30,7 @@ def source(base: int, count: int = 1, gap: int = 0, **options: Any) -> bytes:
 def mirror(log: Log, *batches: bytes) -> tuple[int, int, bool]:
     """Appends batches; returns the first and last offset of the result, and whether all were there."""
     data = b"".join((b"frame", *batches, b"more"))
-    result = log.append_mirrored(data, 5, len(data) - 4, EPOCH, NOW)
+    result, _ = log.append_mirrored(data, 5, len(data) - 4, EPOCH, NOW)
     return int(result.base_offset), int(result.last_offset), result.duplicate
 
 
@@ -171,6 +171,21 @@ def test_batches_without_records_keep_the_offsets_that_the_source_skips(log_of: 
         (base + 1, base + 8),
     ]
     assert mirror(log, source(base + 9)) == (base + 9, base + 9, False)
+
+
+def test_a_time_is_found_among_batches_without_records(log_of: MakeLog) -> None:
+    log = log_of()
+    times = NOW - 5_000, NOW
+    first, second = (
+        as_mirrored(build_batch([(ms, b"key", b"value", None)], base_offset=at), 0)
+        for ms, at in zip(times, (10, 30), strict=True)
+    )
+    mirror(log, empty_batches(0, 10), first, empty_batches(11, 30), second, empty_batches(31, 40))
+    for wanted, expected in ((0, 10), (NOW - 4_000, 30)):
+        found = log.offset_for_timestamp(wanted)
+        assert found is not None
+        assert found[1] == expected
+    assert log.offset_for_timestamp(NOW + 1) is None
 
 
 def test_damaged_and_incomplete_batches_are_refused_as_a_whole(log_of: MakeLog) -> None:

@@ -297,8 +297,11 @@ class Log:
 
     def append_mirrored(
         self, data: bytes, position: i64, end: i64, leader_epoch: i64, now_ms: i64
-    ) -> AppendResult:
+    ) -> tuple[AppendResult, i64]:
         """Appends batches from another cluster as the leader, with the offsets that they have.
+
+        Returns the result, and the number of appended records, where an entry of format v0 or v1 counts as
+        one.
 
         The batches are ``data[position:end]``, in the format of :mod:`tidemill.records.mirrored_batch`. The
         leader epoch is set in those of format v2. Batches below the log end offset are skipped: the result is
@@ -313,6 +316,7 @@ class Log:
         self.finish_truncation()
         base_offset: i64 = -1
         next_offset: i64 = self.end_offset
+        record_count: i64 = 0
         stamped = BytesWriter()
         while position < end:
             size: i64 = whole_batch_size(data, position, end)
@@ -323,12 +327,14 @@ class Log:
                 entry = parse_entry(data, position, end)
                 first: i64 = entry.offset
                 last: i64 = entry.offset
+                count: i64 = 1
                 gap: i64 = max(first - next_offset, 0)
             else:
                 batch = parse_batch(data, position, end)
                 check_crc(batch)
                 first = batch.base_offset
                 last = batch.last_offset
+                count = batch.record_count
                 gap = gap_before(batch)
                 if gap == NOT_MIRRORED:
                     raise self._ordinary_batch(batch)
@@ -341,6 +347,7 @@ class Log:
                 if first - gap > next_offset or (first < next_offset and not is_first_of_log):
                     raise self._not_following(first, last, gap, next_offset)
                 next_offset = last + 1
+                record_count += count
                 if is_old:
                     stamped.write(data[position : position + size])
                 else:
@@ -351,7 +358,8 @@ class Log:
         is_duplicate = len(stamped) == 0
         if not is_duplicate:
             self.append_as_follower(stamped.getvalue(), 0, len(stamped), leader_epoch, now_ms)
-        return AppendResult(base_offset, next_offset - 1, NO_TIMESTAMP, self.start_offset, is_duplicate)
+        result = AppendResult(base_offset, next_offset - 1, NO_TIMESTAMP, self.start_offset, is_duplicate)
+        return result, record_count
 
     def _ordinary_batch(self, batch: Batch) -> KafkaError:
         return KafkaError(

@@ -496,13 +496,13 @@ class Partition(WatchedPartition):
             raise self.mirror_error()
         before: i64 = self.log.end_offset
         try:
-            return self.log.append_mirrored(data, position, end, self.leader_epoch, now_ms)
+            result, count = self.log.append_mirrored(data, position, end, self.leader_epoch, now_ms)
+            self.messages_in += count
         finally:
             # After an error of the disk, some of the batches may be stored.
-            added: i64 = self.log.end_offset - before
-            if added > 0:
-                self.messages_in += added
+            if self.log.end_offset > before:
                 self._appended(end - position)
+        return result
 
     def set_mirror_state(self, mirror_state: str) -> None:
         """Sets ``tidemill.mirror.state`` of the topic."""

@@ -150,6 +150,17 @@ def test_old_entries_follow_with_any_gap(log_of: MakeLog) -> None:
     assert log.end_offset == 10
 
 
+def test_old_entries_are_of_the_leader_epoch_of_their_leader(log_of: MakeLog) -> None:
+    log = log_of()
+    mirror(log, source(0, 2))
+    old = build_message_set(1, [(NOW, b"key", b"value")], base_offset=2)
+    log.begin_leader_epoch(EPOCH + 1)
+    log.append_mirrored(old, 0, len(old), EPOCH + 1, NOW)
+    for reopened in (log, log_of()):
+        ends = [reopened.leader_epochs.end_offset(epoch, 3) for epoch in (EPOCH, EPOCH + 1)]
+        assert ends == [(EPOCH, 2), (EPOCH + 1, 3)]
+
+
 @pytest.mark.parametrize("stop", ["running", "closed", "killed"])
 def test_batches_without_records_keep_the_offsets_that_the_source_skips(log_of: MakeLog, stop: str) -> None:
     log = log_of()

@@ -357,6 +357,9 @@ class Log:
             position += size
         is_duplicate = len(stamped) == 0
         if not is_duplicate:
+            if leader_epoch != self._leader_epoch:
+                # Entries of formats v0 and v1 do not have it.
+                self._begin_epoch(leader_epoch, self.end_offset)
             self.append_as_follower(stamped.getvalue(), 0, len(stamped), leader_epoch, now_ms)
         result = AppendResult(base_offset, next_offset - 1, NO_TIMESTAMP, self.start_offset, is_duplicate)
         return result, record_count

@@ -11,7 +11,7 @@ import confluent_kafka
 import pytest
 from mirror_copy import EARLIEST, LATEST, PartitionPeer, Refused, copy
 
-from tidemill.client import Admin, NewTopic, Producer
+from tidemill.client import Admin, Consumer, NewTopic, Producer
 from tidemill.client.admin_types import ConfigResource, ResourceType
 from tidemill.client.errors import ClientError
 from tidemill.model.errors import ErrorCode
@@ -191,6 +191,31 @@ def test_a_mirror_has_the_batches_at_their_offsets(source: Broker, target: Broke
     pair.check_same()
 
 
+@pytest.mark.parametrize("magic", ["0.9.0", "0.10.2"])
+def test_a_mirror_of_a_topic_with_an_old_message_format(source: Broker, target: Broker, magic: str) -> None:
+    pair = Pair(source, target, **{"message.format.version": magic})
+    for codec in ("none", "gzip", "snappy", "lz4"):
+        write(
+            source,
+            pair.topic,
+            [codec.encode() * 20] * 5,
+            compression_type=codec,
+            enable_idempotence="false",
+        )
+        pair.copy(1)
+    pair.check_same()
+    with Admin(source.bootstrap) as admin:
+        resource = ConfigResource(ResourceType.TOPIC, pair.topic)
+        admin.alter_configs(resource, remove=["message.format.version"])
+    fill(source, pair.topic)
+    pair.copy()
+    pair.check_same()
+    pair.alter(message_format_version="")
+    pair.promote()
+    write(target, pair.topic, [b"ours"])
+    assert read(target, pair.topic, "read_committed")[-1][1] == b"ours"
+
+
 def test_a_repeated_produce_is_acknowledged_and_not_stored(source: Broker, target: Broker) -> None:
     pair = Pair(source, target)
     fill(source, pair.topic)
@@ -297,9 +322,25 @@ def test_consumers_read_over_batches_without_records(source: Broker, target: Bro
         for start in (1, 1 << 31, 4_000_000_000, base - 1):
             assert read(target, pair.topic, isolation, start) == [(base, b"one")]
         assert read(target, pair.topic, isolation, base + 4) == []
+    partition = TopicPartition(pair.topic, 0)
+    for isolation in ISOLATIONS:
+        with Consumer(target.bootstrap, {"isolation.level": isolation}) as consumer:
+            consumer.assign([partition])
+            consumer.seek(partition, 0)
+            values = []
+            until(
+                lambda values=values, consumer=consumer: read_on(consumer, values) == base + 10, "it is read"
+            )
+            assert values == [b"one", b"one"]
     with Admin(target.bootstrap) as admin:
-        partition = TopicPartition(pair.topic, 0)
         assert admin.list_offsets({partition: "latest"})[partition].offset == base + 10
+
+
+def read_on(consumer: Consumer, values: list[bytes | None]) -> int:
+    """Reads further values with our client. Returns its position."""
+    values += [message.value for message in consumer.poll(0.1)]
+    (partition,) = consumer.assignment()
+    return int(consumer.position(partition))
 
 
 # Refusals

@@ -205,11 +205,13 @@ def test_a_promotion_aborts_all_open_transactions_and_ends_each_partition_once(b
     assert [int(bench.partition(index=index).log.end_offset) for index in (1, 2)] == [1, 1]
 
 
-def test_a_follower_does_not_end_a_mirror(bench: Bench) -> None:
+def test_a_follower_does_not_end_a_mirror(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "tidemill.replication")
     bench.put("t", 3, mirror_state="promoting")
     bench.partition().apply_state(2, 5, (1, 2), (1, 2), partition_epoch=-1, now_ms=0)
     promote(bench)
     assert bench.partition().log.end_offset == 0
+    assert caplog.messages == [], "it is no problem"
 
 
 def test_a_promotion_waits_for_enough_replicas_and_says_so_once(

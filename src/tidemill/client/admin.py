@@ -725,20 +725,45 @@ class Admin:
 
         Brokers apply a change at different times: ``broker`` selects the broker that responds.
         """
+        found = self.describe_configs_of(
+            [resource], keys, documentation=documentation, broker=broker, timeout=timeout
+        )
+        result = found[resource]
+        if isinstance(result, ClientError):
+            raise result
+        return result
+
+    def describe_configs_of(
+        self,
+        resources: Sequence[ConfigResource],
+        keys: Iterable[str] | None = None,
+        *,
+        documentation: bool = False,
+        broker: int | None = None,
+        timeout: float | None = None,
+    ) -> dict[ConfigResource, dict[str, ConfigEntry] | ClientError]:
+        """As :meth:`describe_configs`, for several resources in one request; returns the error of each.
+
+        Named brokers cannot be among several resources: each has its own configuration.
+        """
         deadline = self._connections.deadline(timeout)
+        if not resources:
+            return {}
         connection = (
-            self._connection_for(resource, deadline)
+            self._connection_for(resources[0], deadline)
             if broker is None
             else self._broker_connection(broker, deadline)
         )
         version = connection.version(ApiKey.DESCRIBE_CONFIGS)
+        wanted = None if keys is None else list(keys)
         request = describe_configs.DescribeConfigsRequest(
             resources=[
                 describe_configs.DescribeConfigsResource(
                     resource_type=int(resource.kind),
                     resource_name=resource.name,
-                    configuration_keys=None if keys is None else list(keys),
+                    configuration_keys=wanted,
                 )
+                for resource in resources
             ],
             include_synonyms=version >= 1,
             include_documentation=documentation and version >= 3,
@@ -750,14 +775,22 @@ class Admin:
             version=version,
             timeout=response_timeout(deadline),
         )
-        result = connection.only_result(ApiKey.DESCRIBE_CONFIGS, response.results)
-        check(
-            result.error_code,
-            f"describe the configuration of {_named(resource)}",
-            detail=result.error_message,
-            broker=connection.address,
-        )
-        return {entry.name: _config_entry(entry) for entry in result.configs}
+        found: dict[ConfigResource, dict[str, ConfigEntry] | ClientError] = {}
+        for resource in resources:
+            result = connection.only_result(
+                ApiKey.DESCRIBE_CONFIGS,
+                [one for one in response.results if (one.resource_type, one.resource_name) == resource],
+            )
+            if result.error_code:
+                found[resource] = error_for(
+                    result.error_code,
+                    f"describe the configuration of {_named(resource)}",
+                    detail=result.error_message,
+                    broker=connection.address,
+                )
+            else:
+                found[resource] = {entry.name: _config_entry(entry) for entry in result.configs}
+        return found
 
     def alter_configs(
         self,

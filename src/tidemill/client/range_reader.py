@@ -215,6 +215,25 @@ class RangeReader:
                     break
                 at, position = columns.next_offset, columns.next_position
 
+    def fetch(
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        topic_id: bytes | None = None,
+        bytes_max: int = FETCH_BYTES,
+    ) -> Iterator[FetchedPartition]:
+        """Yields responses with the stored batches of these offsets, as they are compressed.
+
+        The batches of a response are not decoded, and the last one may be incomplete. The first one may
+        begin before ``start``, the last one of all may end after ``end``. Raises the errors of :meth:`read`.
+        """
+        run = _RangeFetch(self, self._network_client, topic, partition, start, end, topic_id, bytes_max)
+        for response, _ in run.responses():
+            yield response
+
     def close(self) -> None:
         """Closes the connections."""
         if self._opened is not None:

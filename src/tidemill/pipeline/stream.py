@@ -21,6 +21,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from tidemill.model.errors import TidemillError
 from tidemill.model.types import TopicPartition
+from tidemill.pipeline.available_now import SupportsTriggerAvailableNow
 from tidemill.pipeline.batch_planning import (
     Advance,
     ClusterView,
@@ -45,13 +46,8 @@ try:
         ReadLimit,
         ReadMaxRows,
         ReadMinRows,
-        SupportsTriggerAvailableNow,
     )
 except ImportError:  # before 4.2
-
-    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Replaces the class that PySpark has from 4.2 on."""
-
     ReadAllAvailable = None
 
 if TYPE_CHECKING:

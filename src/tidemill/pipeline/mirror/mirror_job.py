@@ -1,0 +1,332 @@
+"""The job: a streaming query for each source, and a thread that copies positions and measures the lag."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from tidemill.client.admin import Admin
+from tidemill.client.errors import ClientError
+from tidemill.client.range_reader import RangeReader
+from tidemill.log.system_files import SystemFiles
+from tidemill.model.errors import ConfigError, ErrorCode, TidemillError
+from tidemill.model.types import TopicPartition
+from tidemill.pipeline.jobs.preflight_checks import AVAILABLE_NOW
+from tidemill.pipeline.mirror.copy_options import CopyOptions
+from tidemill.pipeline.mirror.copy_source import FORMAT, MirrorDataSource
+from tidemill.pipeline.mirror.group_sync import GroupSync, same_positions
+from tidemill.pipeline.mirror.mirror_lag import MirrorLag, MirrorMetrics, measure_lag
+from tidemill.pipeline.mirror.target_names import TargetNames, prefixed_names
+from tidemill.pipeline.mirror.topic_filter import ALL_NAMES, TopicFilter
+from tidemill.pipeline.mirror.topic_sync import TopicSync, read_topics
+from tidemill.pipeline.spark_errors import OURS
+from tidemill.wire.list_offset_timestamps import LATEST
+
+logger = logging.getLogger("tidemill.pipeline")
+
+MEASURE_S = 2.0
+"""How often the lag is measured."""
+RESTARTS_MAX = 5
+RESTART_PAUSE_S = 5.0
+"""How often a query is started again after a failure of Spark, such as a killed Python worker, and the pause
+before; a copied range starts the count anew."""
+LOCK = ".lock"
+
+
+@dataclass(frozen=True)
+class MirrorSource:
+    """A source cluster: its alias, which names its checkpoint and prefixes, and its client settings."""
+
+    alias: str
+    client: Mapping[str, str] = field(repr=False)  # may contain a password
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorJob:
+    """The clusters and settings of a mirror. ``checkpoint`` is a folder, with one for each source below."""
+
+    sources: Sequence[MirrorSource]
+    target: MirrorSource
+    checkpoint: str
+    topics: TopicFilter = ALL_NAMES
+    groups: TopicFilter | None = ALL_NAMES
+    prefixed: bool = False
+    trigger: str = "1 second"
+    replication_factor: int = -1
+    topics_interval_s: float = 10.0
+    groups_interval_s: float = 10.0
+    tasks: int | None = None
+
+    def names_of(self, source: MirrorSource) -> TargetNames:
+        """Returns the naming of a source's topics in the target."""
+        return prefixed_names(source.alias, self.target.alias) if self.prefixed else TargetNames()
+
+
+@dataclass
+class SourceProgress:
+    """What the job has done for one source since its start."""
+
+    alias: str
+    records: int = 0
+    bytes: int = 0
+    positions: int = 0
+    topics: int = 0
+    lag: MirrorLag | None = None
+    waiting: str = ""
+    """Why nothing can be copied now; empty otherwise."""
+
+
+def mirror(
+    spark: SparkSession,
+    job: MirrorJob,
+    on_progress: Callable[[Sequence[SourceProgress]], None] | None = None,
+    metrics: MirrorMetrics | None = None,
+) -> list[SourceProgress]:
+    """Runs the job until it is interrupted, or to its end (``available-now``).
+
+    Raises ConfigError for clusters that cannot be mirrored, and the error that stops a source: DataLoss for
+    a source that is shorter than its mirror, TopicRecreated, and errors that no wait would end.
+    """
+    spark.dataSource.register(MirrorDataSource)
+    with locked_checkpoint(job.checkpoint):
+        runs = [SourceRun(spark, job, source, metrics) for source in job.sources]
+        try:
+            for run in runs:
+                run.start()
+            while [run for run in runs if not run.has_ended()]:
+                if on_progress is not None:
+                    on_progress([run.progress for run in runs])
+                time.sleep(0.25)
+        finally:
+            for run in runs:
+                run.stop()
+        if on_progress is not None:
+            on_progress([run.progress for run in runs])
+        return [run.progress for run in runs]
+
+
+@contextmanager
+def locked_checkpoint(checkpoint: str) -> Any:
+    """Locks the folder for one job. Raises ConfigError while another one runs with it."""
+    Path(checkpoint).mkdir(parents=True, exist_ok=True)
+    try:
+        lock = SystemFiles().lock(str(Path(checkpoint) / LOCK))
+    except BlockingIOError:
+        raise ConfigError(
+            f"another mirror runs with the checkpoint {checkpoint}: stop it, or set another one"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.close()
+
+
+class SourceRun:
+    """The query of one source, and the thread that copies positions and measures lag."""
+
+    def __init__(
+        self, spark: SparkSession, job: MirrorJob, source: MirrorSource, metrics: MirrorMetrics | None
+    ) -> None:
+        self._spark = spark
+        self._job = job
+        self._source = source
+        self._metrics = metrics
+        self._query: StreamingQuery | None = None
+        self._failure: BaseException | None = None
+        self._restarts = 0
+        self._restart_at_s = 0.0
+        self._stopping = threading.Event()
+        self._observer = ClusterObserver(job, source)
+        self._thread = threading.Thread(target=self._observe, name=f"mirror-{source.alias}", daemon=True)
+        self._goal: dict[TopicPartition, int] = {}
+        """The ends of the source at the start, by partitions of the target, for ``available-now``."""
+        self.progress = SourceProgress(source.alias)
+
+    def start(self) -> None:
+        """Starts the query and the thread. Raises ClientError."""
+        if self._job.trigger == AVAILABLE_NOW:
+            self._goal = self._observer.goal()
+        self._query = self._start_query()
+        self._thread.start()
+
+    def has_ended(self) -> bool:
+        """Whether all is copied (``available-now``). Raises the error that ends the query."""
+        query = self._query
+        if query is None:
+            if time.monotonic() >= self._restart_at_s:
+                self._query = self._start_query()
+            return False
+        if query.isActive:
+            return False
+        problem = query.exception()
+        if problem is None:
+            if self._is_copied():
+                return True
+            self._query = self._start_query()
+            return False
+        if self._failure is not None:
+            raise self._failure
+        text = str(problem)
+        if OURS.search(text) or self._restarts >= RESTARTS_MAX:
+            raise problem
+        self._restarts += 1
+        self._restart_at_s = time.monotonic() + RESTART_PAUSE_S
+        self._query = None
+        logger.warning("the mirror of %s starts again after a failure of Spark: %s", self._source.alias, text)
+        return False
+
+    def stop(self) -> None:
+        """Stops the query and the thread."""
+        self._stopping.set()
+        if self._query is not None and self._query.isActive:
+            self._query.stop()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._observer.close()
+
+    def _start_query(self) -> StreamingQuery:
+        job = self._job
+        options = CopyOptions(
+            self._source.client,
+            job.target.client,
+            job.topics,
+            job.names_of(self._source),
+            job.replication_factor,
+            job.topics_interval_s,
+            job.tasks or max(1, self._spark.sparkContext.defaultParallelism),
+        )
+        rows = self._spark.readStream.format(FORMAT).options(**options.to_options()).load()
+        writer = (
+            rows.writeStream.queryName(f"mirror-{self._source.alias}")
+            .foreachBatch(self._copy_batch)
+            .option("checkpointLocation", str(Path(job.checkpoint) / self._source.alias))
+        )
+        if job.trigger == AVAILABLE_NOW:
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=job.trigger).start()
+
+    def _copy_batch(self, frame: DataFrame, batch: int) -> None:
+        """Runs the tasks that copy, and adds up the rows. Spark calls it in a thread of its own."""
+        problems: dict[str, str] = {}
+        records = size = 0
+        for row in frame.collect():
+            records += row.records
+            size += row.bytes
+            if row.problem:
+                problems[row.problem] = row.target
+            if row.code == ErrorCode.POLICY_VIOLATION and self._observer.is_mirror(row.target):
+                self._failure = ClientError(row.problem, ErrorCode.POLICY_VIOLATION, topic=row.target)
+                raise self._failure
+        self.progress.records += records
+        self.progress.bytes += size
+        self.progress.waiting = "; ".join(problems)
+        if records:
+            self._restarts = 0
+        if self._metrics is not None:
+            self._metrics.note_copied(self._source.alias, records, size)
+
+    def _observe(self) -> None:
+        """Measures the lag, and copies positions, until the mirror stops."""
+        next_groups_s = 0.0
+        while not self._stopping.wait(MEASURE_S if self.progress.lag is not None else 0.2):
+            try:
+                lag = self._observer.measure()
+                self.progress.lag, self.progress.topics = lag, len(self._observer.names)
+                if self._metrics is not None:
+                    self._metrics.note_lag(self._source.alias, lag)
+                if time.monotonic() >= next_groups_s:
+                    self._copy_positions(lag)
+                    next_groups_s = time.monotonic() + self._job.groups_interval_s
+            except (TidemillError, OSError) as problem:
+                self.progress.waiting = str(problem)
+                logger.info("the mirror of %s: %s", self._source.alias, problem)
+
+    def _copy_positions(self, lag: MirrorLag) -> None:
+        self.progress.positions = self._observer.copy_positions(lag)
+        if self._metrics is not None:
+            self._metrics.note_positions(self._source.alias, self.progress.positions)
+
+    def _is_copied(self) -> bool:
+        """Whether the mirror has what the source had when the query ended; copies positions then."""
+        lag = self._observer.measure()
+        self.progress.lag, self.progress.topics = lag, len(self._observer.names)
+        self._copy_positions(lag)
+        return all(lag.ends.get(item, -1) >= end for item, end in self._goal.items())
+
+
+class ClusterObserver:
+    """The clients of the job's own process, for one source. Its methods raise ClientError."""
+
+    def __init__(self, job: MirrorJob, source: MirrorSource) -> None:
+        self._job = job
+        self._source_reader = RangeReader(None, source.client)
+        self._target_reader = RangeReader(None, job.target.client)
+        self._source_admin = Admin(None, source.client)
+        self._target_admin = Admin(None, job.target.client)
+        self._topics = TopicSync(self._source_admin, self._target_admin, job.topics, job.names_of(source))
+        self._lock = threading.Lock()
+        self._next_names_s = 0.0
+        self.names: dict[str, str] = {}
+        """The target's name of each mirrored topic that exists."""
+        self._groups = (
+            None
+            if job.groups is None
+            else GroupSync(
+                self._source_admin,
+                self._target_admin,
+                job.groups,
+                lambda positions: same_positions(self.names)(positions),
+            )
+        )
+
+    def measure(self) -> MirrorLag:
+        """Measures the lag now."""
+        with self._lock:
+            if time.monotonic() >= self._next_names_s:
+                self.names = self._topics.existing()
+                self._next_names_s = time.monotonic() + self._job.topics_interval_s
+            return measure_lag(self._source_reader, self._target_reader, self.names)
+
+    def goal(self) -> dict[TopicPartition, int]:
+        """Returns the ends of the source now, by partitions of the target, also of topics to be created."""
+        with self._lock:
+            names = self._topics.mirrored()
+            topics = self._source_reader.describe(sorted(names))
+            items = [
+                TopicPartition(topic, n) for topic, seen in topics.items() for n in range(seen.partitions)
+            ]
+            latest = self._source_reader.list_offsets(dict.fromkeys(items, LATEST))
+            return {TopicPartition(names[item.topic], item.partition): end for item, end in latest.items()}
+
+    def copy_positions(self, lag: MirrorLag) -> int:
+        """Copies positions of groups; returns how many were copied so far."""
+        if self._groups is None:
+            return 0
+        with self._lock:
+            self._groups.run(lag.ends)
+            return self._groups.copied
+
+    def is_mirror(self, name: str) -> bool:
+        """Whether a topic of the target is an active mirror now."""
+        with self._lock:
+            state = read_topics(self._target_admin, TopicFilter(name.replace(".", r"\."))).get(name)
+            return state is not None and state.is_mirror
+
+    def close(self) -> None:
+        """Closes the connections."""
+        for client in (
+            self._source_reader,
+            self._target_reader,
+            self._source_admin,
+            self._target_admin,
+        ):
+            client.close()

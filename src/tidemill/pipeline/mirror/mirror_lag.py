@@ -1,0 +1,147 @@
+"""The lag of a mirror behind its source, in messages and seconds, measured at both clusters.
+
+The lag in seconds of a partition is the age of the first batch that the mirror does not have. It is measured
+from outside of the query, so that it also grows while the query cannot reach a cluster.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+
+from tidemill.client.errors import ClientError
+from tidemill.client.range_reader import RangeReader
+from tidemill.model.types import TopicPartition
+from tidemill.records.batch import BASE_TIMESTAMP, CURRENT_MAGIC, MAGIC, RECORDS
+from tidemill.wire.list_offset_timestamps import LATEST
+
+AGES_MAX = 20
+"""Partitions whose first missing batch is read for its age in one measurement: those with the largest lag."""
+FIRST_BATCH_BYTES = 1
+"""Brokers return at least one whole batch, however small the limit is."""
+
+_I64 = struct.Struct(">q")
+
+
+class MirrorLag(NamedTuple):
+    """The lag of one source's mirrors, by partition of the source."""
+
+    messages: Mapping[TopicPartition, int]
+    """Offsets between the ends; transaction markers and compacted records count as well."""
+    seconds: Mapping[TopicPartition, float]
+    """Only of the partitions that are behind, and at most of :data:`AGES_MAX`."""
+    ends: Mapping[TopicPartition, int]
+    """The log ends of the target, by its partitions."""
+
+    @property
+    def total(self) -> int:
+        """The lag of all partitions in messages."""
+        return sum(self.messages.values())
+
+    @property
+    def seconds_max(self) -> float:
+        """The largest lag in seconds; 0 without one."""
+        return max(self.seconds.values(), default=0.0)
+
+
+def measure_lag(
+    source: RangeReader, target: RangeReader, names: Mapping[str, str], now_s: float | None = None
+) -> MirrorLag:
+    """Measures the lag of topics; ``names`` has the target's name of each. Raises ClientError.
+
+    ``now_s`` is the time since 1970, by default now.
+    """
+    mirrors = target.describe(sorted(names.values()))
+    topics = source.describe(sorted(names))
+    items = {
+        TopicPartition(topic, number): TopicPartition(names[topic], number)
+        for topic, seen in topics.items()
+        if names[topic] in mirrors
+        for number in range(min(seen.partitions, mirrors[names[topic]].partitions))
+    }
+    ends = target.list_offsets(dict.fromkeys(items.values(), LATEST))
+    latest = source.list_offsets(dict.fromkeys(items, LATEST))
+    messages = {item: max(0, latest[item] - ends[mirror]) for item, mirror in items.items()}
+    behind = sorted((item for item, lag in messages.items() if lag), key=lambda item: -messages[item])
+    seconds: dict[TopicPartition, float] = {}
+    for item in behind[:AGES_MAX]:
+        time_ms = _time_of_first(source, item, ends[items[item]], latest[item])
+        if time_ms >= 0:
+            seconds[item] = max(0.0, (time.time() if now_s is None else now_s) - time_ms / 1000)
+    return MirrorLag(messages, seconds, ends)
+
+
+def _time_of_first(source: RangeReader, item: TopicPartition, offset: int, end: int) -> int:
+    """Returns the base timestamp of the first batch from an offset on, in ms; -1 if it has none."""
+    try:
+        for response in source.fetch(item.topic, item.partition, offset, end, bytes_max=FIRST_BATCH_BYTES):
+            at = response.start
+            if response.end - at >= RECORDS and response.data[at + MAGIC] == CURRENT_MAGIC:
+                time_ms: int = _I64.unpack_from(response.data, at + BASE_TIMESTAMP)[0]
+                return time_ms
+            break
+    except ClientError:
+        pass  # Records were deleted meanwhile, or a broker has failed: the lag in messages says enough.
+    return -1
+
+
+class MirrorMetrics:
+    """Prometheus metrics of a job, by the alias of the source."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        labels = ("source", "topic", "partition")
+        self._messages = Gauge(
+            "tidemill_mirror_lag_messages",
+            "Offsets of the source that the mirror does not have.",
+            labels,
+            registry=self.registry,
+        )
+        self._seconds = Gauge(
+            "tidemill_mirror_lag_seconds",
+            "Age of the first batch that the mirror does not have; 0 without lag.",
+            labels,
+            registry=self.registry,
+        )
+        self._records = Counter(
+            "tidemill_mirror_records", "Copied records.", ("source",), registry=self.registry
+        )
+        self._bytes = Counter("tidemill_mirror_bytes", "Copied bytes.", ("source",), registry=self.registry)
+        self._positions = Gauge(
+            "tidemill_mirror_group_positions",
+            "Positions of groups that were copied.",
+            ("source",),
+            registry=self.registry,
+        )
+        self._measured = Gauge(
+            "tidemill_mirror_measured_timestamp_seconds",
+            "Time of the last measurement of the lag.",
+            ("source",),
+            registry=self.registry,
+        )
+
+    def serve(self, port: int, address: str = "127.0.0.1") -> None:
+        """Serves the metrics by HTTP in a thread. Raises OSError."""
+        start_http_server(port, address, self.registry)
+
+    def note_lag(self, source: str, lag: MirrorLag) -> None:
+        """Sets the lag of all partitions of a source."""
+        for item, messages in lag.messages.items():
+            labels = (source, item.topic, str(item.partition))
+            self._messages.labels(*labels).set(messages)
+            if item in lag.seconds or not messages:
+                self._seconds.labels(*labels).set(lag.seconds.get(item, 0.0))
+        self._measured.labels(source).set_to_current_time()
+
+    def note_copied(self, source: str, records: int, size: int) -> None:
+        """Adds what a micro-batch has copied."""
+        self._records.labels(source).inc(records)
+        self._bytes.labels(source).inc(size)
+
+    def note_positions(self, source: str, copied: int) -> None:
+        """Sets the number of positions that were copied."""
+        self._positions.labels(source).set(copied)

@@ -1,0 +1,180 @@
+"""Copies a range of offsets to a mirror: the batches as they are stored, with their offsets.
+
+The copy continues at the log end of the target, so that a repeated task, or two tasks at once, append each
+batch once. A few requests are in flight; the leader refuses a batch after one that it has not stored.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from tidemill.client.connection import InFlightRequest
+from tidemill.client.errors import ClientError, DataLoss
+from tidemill.client.mirror_appender import MirrorAppender
+from tidemill.client.range_reader import RangeReader
+from tidemill.model.errors import ErrorCode
+from tidemill.model.types import TopicPartition
+from tidemill.records.batch import (
+    ATTRIBUTES,
+    CONTROL_FLAG,
+    CURRENT_MAGIC,
+    LAST_OFFSET_DELTA,
+    LENGTH,
+    LOG_OVERHEAD,
+    MAGIC,
+    MAX_TIMESTAMP,
+    RECORD_COUNT,
+)
+from tidemill.records.mirrored_batch import mirrored_batches
+
+IN_FLIGHT_MAX: Final = 3
+"""Requests in flight: while the target replicates one, the next is sent and another one is read."""
+STALLED_S: Final = 20.0
+"""How long a copy tries without progress. It ends then, and the next micro-batch continues."""
+PAUSE_S: Final = 0.2
+LEFT_TO_PLANNING: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.POLICY_VIOLATION)
+
+_I64 = struct.Struct(">q")
+_I32 = struct.Struct(">i")
+_I16 = struct.Struct(">h")
+
+
+@dataclass(frozen=True)
+class CopyRange:
+    """A range to copy: the batches of a source's partition up to ``end`` (exclusive)."""
+
+    topic: str
+    target_topic: str
+    partition: int
+    end: int
+    topic_id: bytes | None = None
+
+
+@dataclass
+class Copied:
+    """The result of a copy. ``end`` is the log end of the target; ``problem`` the reason if it is too low,
+    and ``code`` its error code.
+    """
+
+    end: int = -1
+    records: int = 0
+    bytes: int = 0
+    timestamp_ms: int = -1
+    """The largest timestamp of the last batch."""
+    problem: str = ""
+    code: int = 0
+
+
+class BatchCounts(NamedTuple):
+    """Batches of a response: the offset after them, their records, and the last one's largest timestamp."""
+
+    next_offset: int
+    records: int
+    timestamp_ms: int
+
+
+def count_batches(data: bytes, start: int, end: int, expected: int) -> BatchCounts:
+    """Counts the whole batches in ``data[start:end]`` that end at ``expected`` or above.
+
+    An entry of message format v0 or v1 counts as one record; control batches have none.
+    """
+    records, timestamp_ms = 0, -1
+    while end - start > MAGIC:
+        size = _I32.unpack_from(data, start + LENGTH)[0] + LOG_OVERHEAD
+        if size > end - start:
+            break
+        last = _I64.unpack_from(data, start)[0]
+        is_old = data[start + MAGIC] < CURRENT_MAGIC
+        if not is_old:
+            last += _I32.unpack_from(data, start + LAST_OFFSET_DELTA)[0]
+        if last >= expected:
+            expected = last + 1
+            if is_old:
+                records += 1
+            else:
+                timestamp_ms = _I64.unpack_from(data, start + MAX_TIMESTAMP)[0]
+                if not _I16.unpack_from(data, start + ATTRIBUTES)[0] & CONTROL_FLAG:
+                    records += _I32.unpack_from(data, start + RECORD_COUNT)[0]
+        start += size
+    return BatchCounts(expected, records, timestamp_ms)
+
+
+@dataclass(frozen=True)
+class SentBatches:
+    """Batches in a request that is in flight."""
+
+    request: InFlightRequest
+    size: int
+    counts: BatchCounts
+
+
+class RangeCopy:
+    """The copy of one range."""
+
+    def __init__(self, source: RangeReader, target: MirrorAppender, span: CopyRange) -> None:
+        self._source = source
+        self._target = target
+        self._span = span
+        self._item = TopicPartition(span.target_topic, span.partition)
+        self._in_flight: deque[SentBatches] = deque()
+        self.result = Copied()
+
+    def run(self, stalled_s: float = STALLED_S) -> Copied:
+        """Copies the range, or as much as is possible. Raises ClientError for an error that would stay."""
+        deadline = time.monotonic() + stalled_s
+        while True:
+            try:
+                position = self._target.log_end(self._item)
+                if position > self.result.end:
+                    self.result.end, deadline = position, time.monotonic() + stalled_s
+                if position >= self._span.end:
+                    self.result.problem, self.result.code = "", 0
+                    return self.result
+                self._copy_from(position)
+            except ClientError as problem:
+                self._in_flight.clear()
+                self.result.problem, self.result.code = str(problem), int(problem.code)
+                if not self._may_continue(problem):
+                    return self.result
+                if time.monotonic() >= deadline:
+                    return self.result
+                time.sleep(PAUSE_S)
+
+    def _may_continue(self, problem: ClientError) -> bool:
+        """Whether another attempt may succeed at once. Raises an error that would stay.
+
+        The next plan handles a log start or log end of the source that has changed, and a topic of the
+        target that was deleted or promoted.
+        """
+        if isinstance(problem, DataLoss) or problem.code in LEFT_TO_PLANNING:
+            return False
+        if problem.retriable or problem.code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            return True
+        raise problem
+
+    def _copy_from(self, position: int) -> None:
+        span = self._span
+        for response in self._source.fetch(
+            span.topic, span.partition, position, span.end, topic_id=span.topic_id
+        ):
+            counts = count_batches(response.data, response.start, response.end, position)
+            batches = mirrored_batches(response.records(), position)
+            position = counts.next_offset
+            if not batches:
+                continue
+            self._in_flight.append(SentBatches(self._target.send(self._item, batches), len(batches), counts))
+            while len(self._in_flight) >= IN_FLIGHT_MAX:
+                self._wait_for_first()
+        while self._in_flight:
+            self._wait_for_first()
+
+    def _wait_for_first(self) -> None:
+        sent = self._in_flight.popleft()
+        self._target.wait(self._item, sent.request)
+        self.result.records += sent.counts.records
+        self.result.bytes += sent.size
+        self.result.timestamp_ms = sent.counts.timestamp_ms

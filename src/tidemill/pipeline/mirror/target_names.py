@@ -1,0 +1,33 @@
+"""The names of mirrored topics in the target cluster: the same ones, or with the alias of the source.
+
+With prefixes, a topic ``orders`` of the source ``east`` is ``east.orders`` in the target. A topic that came
+from the target, over any clusters, is not mirrored back: its name has the alias of the target in front.
+
+Source: KIP-382, ``DefaultReplicationPolicy`` and ``isCycle``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+SEPARATOR = "."
+
+
+class TargetNames(NamedTuple):
+    """The naming of one source. ``prefix`` is empty for the same names."""
+
+    prefix: str = ""
+    target_alias: str = ""
+
+    def target_of(self, topic: str) -> str:
+        """Returns the name in the target of a topic of the source."""
+        return self.prefix + topic
+
+    def is_loop(self, topic: str) -> bool:
+        """Whether a topic of the source came from the target."""
+        return bool(self.prefix) and self.target_alias in topic.split(SEPARATOR)[:-1]
+
+
+def prefixed_names(source_alias: str, target_alias: str) -> TargetNames:
+    """Returns the naming with prefixes."""
+    return TargetNames(source_alias + SEPARATOR, target_alias)

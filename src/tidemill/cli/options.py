@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -208,15 +208,20 @@ def with_options(function: F, wrapped: Callable[..., Any], *options: Callable[[F
     return command
 
 
-def client_settings(config_file: str | None, settings: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the client keys of a properties file, overridden by those of ``KEY=VALUE`` texts."""
+def client_settings(
+    config_file: str | None, settings: tuple[str, ...], *, left_out: Collection[str] = ()
+) -> dict[str, Any]:
+    """Returns the client keys of a properties file, overridden by those of ``KEY=VALUE`` texts.
+
+    The file may have the keys ``left_out``, which are not returned.
+    """
     found: dict[str, Any] = {}
     if config_file is not None:
         from tidemill.client.config_keys import SERIALIZERS
         from tidemill.model.configs.properties import read_properties
 
         for line in read_properties(config_file):
-            if line.key in SERIALIZERS:
+            if line.key in SERIALIZERS or line.key in left_out:
                 continue
             _check_client_setting(f"{config_file}:{line.line}", line.key, line.value)
             found[line.key] = line.value

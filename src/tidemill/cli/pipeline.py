@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
+from tidemill.cli.mirror import mirror
 from tidemill.cli.options import (
     F,
     Target,
@@ -21,11 +20,11 @@ from tidemill.cli.options import (
     pairs,
 )
 from tidemill.cli.output import console, counted
-from tidemill.model.errors import ConfigError, TidemillError
+from tidemill.cli.spark_session import print_result, session_options, with_spark, wrong_usage
 
 
 def _client_options(function: F) -> F:
-    """Adds the options that every job has."""
+    """Adds the options of a job with one cluster."""
     for decorate in (
         bootstrap_option,
         client_file_option,
@@ -36,17 +35,7 @@ def _client_options(function: F) -> F:
             metavar="NAME=VALUE",
             help="Set an option of the format tidemill, as kafka.client.id=me; can be repeated.",
         ),
-        click.option("--master", default="local[*]", show_default=True, help="Master URL of Spark."),
-        click.option(
-            "--conf", multiple=True, metavar="KEY=VALUE", help="Set a Spark setting; can be repeated."
-        ),
-        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, for programs."),
-        click.option(
-            "-v",
-            "--verbose",
-            is_flag=True,
-            help="Show the output of Spark, and the stack trace of a failure.",
-        ),
+        session_options,
     ):
         function = decorate(function)
     return function
@@ -54,10 +43,13 @@ def _client_options(function: F) -> F:
 
 @click.group("pipeline")
 def command() -> None:
-    """Run Spark jobs: load topics into Parquet, publish files to topics.
+    """Run Spark jobs: load topics into Parquet, publish files, mirror clusters.
 
     Needs the extra tidemill[pipeline] and a Java runtime of version 17 or later.
     """
+
+
+command.add_command(mirror)
 
 
 @command.command()
@@ -123,10 +115,10 @@ def load(**given: Any) -> None:
         check_master(given["master"])
     Target(options.bootstrap, {}).check_reachable()
     check_topics_to_load(options, job.checkpoint)
-    result = _with_spark(given, lambda spark: _shown(given["as_json"], lambda tell: run(spark, job, tell)))
+    result = with_spark(given, lambda spark: _shown(given["as_json"], lambda tell: run(spark, job, tell)))
     count = len(result.batches)
     batches = counted(count, "micro-batch", "micro-batches")
-    _print(
+    print_result(
         given["as_json"],
         {
             "rows": result.rows,
@@ -190,8 +182,8 @@ def publish(**given: Any) -> None:
         check_master(given["master"])
     Target(options.bootstrap, {}).check_reachable()
     refuse_missing_topic(options)
-    result = _with_spark(given, lambda spark: run(read_files(spark, given["paths"], given["form"], job), job))
-    _print(
+    result = with_spark(given, lambda spark: run(read_files(spark, given["paths"], given["form"], job), job))
+    print_result(
         given["as_json"],
         {"rows": result.rows, "seconds": round(result.seconds, 3)},
         f"{_outcome(job.sink, counted(result.rows, 'message'), given['topic'])}, {result.seconds:.1f} s",
@@ -207,15 +199,6 @@ def _outcome(sink: Mapping[str, str], messages: str, topic: str) -> str:
     return f"{topic} has the {messages} of {ids}, each once"
 
 
-@contextmanager
-def wrong_usage() -> Iterator[None]:
-    """Converts ConfigError of the checks before a job to UsageError."""
-    try:
-        yield
-    except ConfigError as problem:
-        raise click.UsageError(str(problem)) from None
-
-
 def _kafka_options(given: dict[str, Any]) -> dict[str, str]:
     """Returns options of the format ``tidemill``: those of ``--option`` override the keys of the file."""
     keys = client_settings(given["client_file"], ())
@@ -227,61 +210,6 @@ def _selection(topics: tuple[str, ...], pattern: str | None) -> dict[str, str]:
     if bool(topics) == bool(pattern):
         raise click.UsageError("give either --topic or --pattern")
     return {"subscribe": ",".join(topics)} if topics else {"subscribePattern": str(pattern)}
-
-
-def _with_spark(given: dict[str, Any], work: Callable[[Any], Any]) -> Any:
-    """Runs ``work`` with a session. A failure in Spark becomes one line, and a stack trace if asked."""
-    from tidemill.pipeline.java import require_java
-    from tidemill.pipeline.jobs.session import interruptible
-    from tidemill.pipeline.spark_errors import explained
-
-    require_java()
-    spark = _started(given)
-    try:
-        return interruptible(spark, lambda: work(spark))
-    except (TidemillError, OSError, click.ClickException):
-        _show_trace(given)
-        raise
-    except Exception as problem:  # noqa: BLE001 - of Spark, Java or Python workers; printed as one line
-        _show_trace(given)
-        raise click.ClickException(explained(problem) + _next_step(given)) from None
-    finally:
-        with suppress(OSError):
-            spark.stop()
-
-
-def _started(given: dict[str, Any]) -> Any:
-    """Returns a session that prints nothing, or with --verbose everything."""
-    from tidemill.pipeline.jobs import session
-    from tidemill.pipeline.spark_errors import start_failure
-
-    settings = pairs("--conf", given["conf"])
-    if given["verbose"]:
-        spark = session.local_session("tidemill pipeline", master=given["master"], settings=settings)
-        spark.sparkContext.setLogLevel("WARN")
-        return spark
-    with session.java_output_kept() as output:
-        try:
-            spark = session.local_session("tidemill pipeline", master=given["master"], settings=settings)
-        except (TidemillError, ImportError):
-            raise
-        except Exception as problem:  # noqa: BLE001 - as above
-            raise click.ClickException(start_failure(problem, output.text) + _next_step(given)) from None
-    # Failures come back as exceptions; the log would repeat them as stack traces.
-    spark.sparkContext.setLogLevel("OFF")
-    output.forward()
-    return spark
-
-
-def _next_step(given: dict[str, Any]) -> str:
-    return "" if given["verbose"] else ". The same command with --verbose shows the output of Spark"
-
-
-def _show_trace(given: dict[str, Any]) -> None:
-    if given["verbose"]:
-        import traceback
-
-        click.echo(traceback.format_exc(), err=True)
 
 
 def _warn_of_raw_values(raw: Mapping[str, int]) -> None:
@@ -306,7 +234,3 @@ def _shown(as_json: bool, work: Callable[[Any], Any]) -> Any:
         return work(
             lambda seen: status.update(f"{seen.rows:,} messages, {seen.batches} micro-batches: {seen.state}")
         )
-
-
-def _print(as_json: bool, table: dict[str, Any], text: str) -> None:
-    click.echo(json.dumps(table) if as_json else text)

@@ -20,7 +20,7 @@ from tidemill.client.range_reader import RangeReader
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ConfigError, ErrorCode, TidemillError
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.jobs.preflight_checks import AVAILABLE_NOW
+from tidemill.pipeline.jobs.preflight_checks import AVAILABLE_NOW, check_folder, local_path
 from tidemill.pipeline.mirror.copy_options import CopyOptions
 from tidemill.pipeline.mirror.copy_source import FORMAT, MirrorDataSource
 from tidemill.pipeline.mirror.group_sync import GroupSync, same_positions
@@ -112,6 +112,21 @@ def mirror(
         if on_progress is not None:
             on_progress([run.progress for run in runs])
         return [run.progress for run in runs]
+
+
+def check_mirror(job: MirrorJob) -> None:
+    """Checks a job without the clusters. Raises ConfigError."""
+    for pattern in (job.topics, job.groups):
+        if pattern is not None:
+            pattern.check()
+    aliases = [cluster.alias for cluster in (*job.sources, job.target)]
+    for alias in aliases:
+        if aliases.count(alias) > 1:
+            raise ConfigError(
+                f"the alias {alias} is given twice: name each cluster, as --source {alias}2=HOST:PORT"
+            )
+    local_path(job.checkpoint, "checkpoint")
+    check_folder("checkpoint", job.checkpoint)
 
 
 @contextmanager

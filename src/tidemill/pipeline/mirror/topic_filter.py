@@ -27,11 +27,15 @@ class TopicFilter(NamedTuple):
     allow: str = ALL
     deny: str = ""
 
+    def check(self) -> None:
+        """Raises ConfigError for an invalid list."""
+        self.matches("")
+
     def matches(self, topic: str) -> bool:
         """Whether a topic is mirrored. Raises ConfigError for an invalid list."""
-        if pattern_of("allow", self.allow).fullmatch(topic) is None:
-            return False
-        return not self.deny or pattern_of("deny", self.deny).fullmatch(topic) is None
+        allowed = pattern_of("the allow list", self.allow).fullmatch(topic)
+        denied = pattern_of("the deny list", self.deny).fullmatch(topic) if self.deny else None
+        return allowed is not None and denied is None
 
 
 ALL_NAMES = TopicFilter()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 ALIAS = re.compile(r"[A-Za-z0-9_-]+")
 WITHOUT_EFFECT = ("num_producers", "queue_size", "abort_on_send_failure", "offset_commit_interval_ms")
-"""Flags of MirrorMaker that are accepted: tasks take the place of its threads, and its queue is not needed."""
+"""Flags of MirrorMaker that are accepted: tasks take the place of its threads, and there is no queue."""
 
 
 @click.command()
@@ -113,8 +115,9 @@ def mirror(**given: Any) -> None:
         --checkpoint mirror.checkpoint
     """
     from tidemill.pipeline.jobs.preflight_checks import check_master, check_trigger
-    from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorMetrics, check_mirror
+    from tidemill.pipeline.mirror.mirror_job import MirrorJob, check_mirror
     from tidemill.pipeline.mirror.mirror_job import mirror as run
+    from tidemill.pipeline.mirror.mirror_lag import MirrorMetrics
     from tidemill.pipeline.mirror.topic_filter import TopicFilter
 
     with wrong_usage():
@@ -146,8 +149,11 @@ def mirror(**given: Any) -> None:
             raise click.ClickException(
                 f"--metrics-port {given['metrics_port']}: {problem.strerror}: choose another port"
             ) from None
+    stopping = threading.Event()
     result = with_spark(
-        given, lambda spark: _shown(given["as_json"], lambda tell: run(spark, job, tell, metrics))
+        given,
+        lambda spark: _shown(given["as_json"], lambda tell: run(spark, job, tell, metrics, stopping)),
+        stopping.set,
     )
     print_result(given["as_json"], {"sources": [_table(one) for one in result]}, _summary(result))
 
@@ -168,8 +174,7 @@ def _target(address: str | None, file: str | None) -> MirrorSource:
         if address is None:
             raise ConfigError("no target is given: set --target HOST:PORT, or --target-config FILE")
         return _cluster("--target", address, "target")
-    found = _cluster_of_file("--target-config", file, "target", address)
-    return found
+    return _cluster_of_file("--target-config", file, "target", address)
 
 
 def _aliased(option: str, text: str, default: str) -> tuple[str, str]:
@@ -223,8 +228,6 @@ def _settings_of(path: str) -> dict[str, str]:
 
 def _shown(as_json: bool, work: Any) -> Any:
     """Runs ``work`` with a line of progress on a terminal."""
-    import sys
-
     if as_json or not sys.stderr.isatty():
         return work(None)
     with console(error=True).status("starting") as status:

@@ -41,10 +41,13 @@ def wrong_usage() -> Iterator[None]:
         raise click.UsageError(str(problem)) from None
 
 
-def with_spark(given: dict[str, Any], work: Callable[[Any], Any]) -> Any:
+def with_spark(
+    given: dict[str, Any], work: Callable[[Any], Any], on_interrupt: Callable[[], object] | None = None
+) -> Any:
     """Runs ``work`` with a session. A failure in Spark becomes one line, and a stack trace if asked.
 
-    ``given`` has the values of :func:`session_options`.
+    ``given`` has the values of :func:`session_options`. ``on_interrupt`` is called before an interrupt ends
+    the queries.
     """
     from tidemill.pipeline.java import require_java
     from tidemill.pipeline.jobs.session import interruptible
@@ -53,7 +56,7 @@ def with_spark(given: dict[str, Any], work: Callable[[Any], Any]) -> Any:
     require_java()
     spark = _started(given)
     try:
-        return interruptible(spark, lambda: work(spark))
+        return interruptible(spark, lambda: work(spark), on_interrupt)
     except (TidemillError, OSError, click.ClickException):
         _show_trace(given)
         raise

@@ -56,6 +56,8 @@ SCHEMA = (
     "timestamp_ms bigint, code int, problem string"
 )
 """The row of a copied range: the log end of the target, and what was appended."""
+API_TIMEOUT_MS = "20000"
+"""How long a call to a cluster is repeated; the mirror then tries again from the start."""
 OUTAGE_PAUSE_S = 1.0
 """Pause after a failed request while the driver plans."""
 SHORTER_TRIES = 10
@@ -193,7 +195,7 @@ class MirrorStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _copied_row(options: CopyOptions, span: CopyRange) -> tuple[Any, ...]:
-    with pooled_cluster(options.source) as source, pooled_appender(options.target) as target:
+    with pooled_cluster(every_record(options.source)) as source, pooled_appender(options.target) as target:
         copied = RangeCopy(source, target, span).run()
     return (
         span.topic,
@@ -208,13 +210,18 @@ def _copied_row(options: CopyOptions, span: CopyRange) -> tuple[Any, ...]:
     )
 
 
+def every_record(client: Mapping[str, str]) -> dict[str, str]:
+    """Returns client settings to read a log up to its high watermark, with open and aborted transactions."""
+    return {"default.api.timeout.ms": API_TIMEOUT_MS, **client, "isolation.level": "read_uncommitted"}
+
+
 class MirroredClusters:
     """The clients of both clusters that planning uses."""
 
     def __init__(self, options: CopyOptions) -> None:
         self._options = options
-        self._source = RangeReader(None, options.source)
-        self._target = RangeReader(None, options.target)
+        self._source = RangeReader(None, every_record(options.source))
+        self._target = RangeReader(None, every_record(options.target))
         self._source_admin = Admin(None, options.source)
         self._target_admin = Admin(None, options.target)
         self._topics = TopicSync(

@@ -22,7 +22,7 @@ from tidemill.model.errors import ConfigError, ErrorCode, TidemillError
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.jobs.preflight_checks import AVAILABLE_NOW, check_folder, local_path
 from tidemill.pipeline.mirror.copy_options import CopyOptions
-from tidemill.pipeline.mirror.copy_source import FORMAT, MirrorDataSource
+from tidemill.pipeline.mirror.copy_source import FORMAT, MirrorDataSource, every_record
 from tidemill.pipeline.mirror.group_sync import GroupSync, same_positions
 from tidemill.pipeline.mirror.mirror_lag import MirrorLag, MirrorMetrics, measure_lag
 from tidemill.pipeline.mirror.target_names import TargetNames, prefixed_names
@@ -90,8 +90,9 @@ def mirror(
     job: MirrorJob,
     on_progress: Callable[[Sequence[SourceProgress]], None] | None = None,
     metrics: MirrorMetrics | None = None,
+    stopping: threading.Event | None = None,
 ) -> list[SourceProgress]:
-    """Runs the job until it is interrupted, or to its end (``available-now``).
+    """Runs the job to its end (``available-now``), or until ``stopping`` is set.
 
     Raises ConfigError for clusters that cannot be mirrored, and the error that stops a source: DataLoss for
     a source that is shorter than its mirror, TopicRecreated, and errors that no wait would end.
@@ -103,6 +104,8 @@ def mirror(
             for run in runs:
                 run.start()
             while [run for run in runs if not run.has_ended()]:
+                if stopping is not None and stopping.is_set():
+                    break
                 if on_progress is not None:
                     on_progress([run.progress for run in runs])
                 time.sleep(0.25)
@@ -283,8 +286,8 @@ class ClusterObserver:
 
     def __init__(self, job: MirrorJob, source: MirrorSource) -> None:
         self._job = job
-        self._source_reader = RangeReader(None, source.client)
-        self._target_reader = RangeReader(None, job.target.client)
+        self._source_reader = RangeReader(None, every_record(source.client))
+        self._target_reader = RangeReader(None, every_record(job.target.client))
         self._source_admin = Admin(None, source.client)
         self._target_admin = Admin(None, job.target.client)
         self._topics = TopicSync(self._source_admin, self._target_admin, job.topics, job.names_of(source))

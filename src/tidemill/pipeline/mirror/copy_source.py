@@ -97,6 +97,8 @@ class MirrorStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_read_s = 0.0
         self._idle_pause_s = 0.0
         self._outage = ""
+        self._planned_from: Offsets | None = None
+        """The log ends of the target before the last micro-batch; None if it had nothing to copy."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Returns the start: the log ends of the target say where the copy continues."""
@@ -120,8 +122,12 @@ class MirrorStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = next_position(position, view, ends)
         if end is position:
             self._idle_pause_s = min(max(2 * self._idle_pause_s, IDLE_PAUSE_S_MIN), IDLE_PAUSE_S_MAX)
+            self._planned_from = None
         else:
-            self._idle_pause_s = 0.0
+            # The micro-batch before has copied nothing: the next one is not planned at once.
+            is_stuck = self._planned_from == view.target.latest
+            self._idle_pause_s = OUTAGE_PAUSE_S if is_stuck else 0.0
+            self._planned_from = view.target.latest
         return end.to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name

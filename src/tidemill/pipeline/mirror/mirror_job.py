@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -11,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
 from tidemill.client.admin import Admin
@@ -40,6 +42,8 @@ RESTART_PAUSE_S = 5.0
 """How often a query is started again after a failure of Spark, such as a killed Python worker, and the pause
 before; a copied range starts the count anew."""
 LOCK = ".lock"
+COPIED = "copied"
+"""The name of the sums over the rows of a micro-batch, in Spark's progress."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,8 @@ class SourceRun:
         self._source = source
         self._metrics = metrics
         self._query: StreamingQuery | None = None
-        self._failure: BaseException | None = None
+        self._last_batch = -1
+        self._copy_problem = ""
         self._restarts = 0
         self._restart_at_s = 0.0
         self._stopping = threading.Event()
@@ -183,7 +188,9 @@ class SourceRun:
             if time.monotonic() >= self._restart_at_s:
                 self._query = self._start_query()
             return False
-        if query.isActive:
+        is_active = query.isActive
+        self._note_batches(query)
+        if is_active:
             return False
         problem = query.exception()
         if problem is None:
@@ -191,8 +198,6 @@ class SourceRun:
                 return True
             self._query = self._start_query()
             return False
-        if self._failure is not None:
-            raise self._failure
         text = str(problem)
         if OURS.search(text) or self._restarts >= RESTARTS_MAX:
             raise problem
@@ -223,34 +228,42 @@ class SourceRun:
             job.tasks or max(1, self._spark.sparkContext.defaultParallelism),
         )
         rows = self._spark.readStream.format(FORMAT).options(**options.to_options()).load()
+        is_refused = f.col("code") == int(ErrorCode.POLICY_VIOLATION)
         writer = (
-            rows.writeStream.queryName(f"mirror-{self._source.alias}")
-            .foreachBatch(self._copy_batch)
+            rows.observe(
+                COPIED,
+                f.sum("records").alias("records"),
+                f.sum("bytes").alias("bytes"),
+                f.max("problem").alias("problem"),
+                f.max(f.when(is_refused, f.col("target"))).alias("refused"),
+            )
+            .writeStream.queryName(f"mirror-{self._source.alias}")
+            .format("noop")
             .option("checkpointLocation", str(Path(job.checkpoint) / self._source.alias))
         )
         if job.trigger == AVAILABLE_NOW:
             return writer.trigger(availableNow=True).start()
         return writer.trigger(processingTime=job.trigger).start()
 
-    def _copy_batch(self, frame: DataFrame, batch: int) -> None:
-        """Runs the tasks that copy, and adds up the rows. Spark calls it in a thread of its own."""
-        problems: dict[str, str] = {}
-        records = size = 0
-        for row in frame.collect():
-            records += row.records
-            size += row.bytes
-            if row.problem:
-                problems[row.problem] = row.target
-            if row.code == ErrorCode.POLICY_VIOLATION and self._observer.is_mirror(row.target):
-                self._failure = ClientError(row.problem, ErrorCode.POLICY_VIOLATION, topic=row.target)
-                raise self._failure
-        self.progress.records += records
-        self.progress.bytes += size
-        self.progress.waiting = "; ".join(problems)
-        if records:
-            self._restarts = 0
-        if self._metrics is not None:
-            self._metrics.note_copied(self._source.alias, records, size)
+    def _note_batches(self, query: StreamingQuery) -> None:
+        """Adds up what new micro-batches have copied. Raises ClientError if the target refuses them."""
+        for progress in query.recentProgress:
+            table = json.loads(progress.json)
+            copied = table.get("observedMetrics", {}).get(COPIED, {})
+            if table["batchId"] <= self._last_batch or not copied:
+                continue
+            self._last_batch = table["batchId"]
+            records, size = copied.get("records") or 0, copied.get("bytes") or 0
+            self.progress.records += records
+            self.progress.bytes += size
+            self._copy_problem = copied.get("problem") or ""
+            if records:
+                self._restarts = 0
+            if self._metrics is not None:
+                self._metrics.note_copied(self._source.alias, records, size)
+            refused = copied.get("refused")
+            if refused is not None and self._observer.is_mirror(refused):
+                raise ClientError(self._copy_problem, ErrorCode.POLICY_VIOLATION, topic=refused)
 
     def _observe(self) -> None:
         """Measures the lag, and copies positions, until the mirror stops."""
@@ -259,6 +272,7 @@ class SourceRun:
             try:
                 lag = self._observer.measure()
                 self.progress.lag, self.progress.topics = lag, len(self._observer.names)
+                self.progress.waiting = self._copy_problem if lag.total else ""
                 if self._metrics is not None:
                     self._metrics.note_lag(self._source.alias, lag)
                 if time.monotonic() >= next_groups_s:

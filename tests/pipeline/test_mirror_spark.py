@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 from mirrored_logs import assert_same_logs, bounds
 
-from tidemill.client import Admin, Producer
+from tidemill.cli.main import command
+from tidemill.client import Admin, Consumer, Producer
 from tidemill.client.admin_types import ConfigResource, ResourceType
 from tidemill.client.mirror_appender import MirrorAppender
-from tidemill.model.errors import ConfigError
+from tidemill.model.errors import ConfigError, KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource, SourceProgress, mirror
 from tidemill.pipeline.mirror.mirror_lag import MirrorMetrics
@@ -311,3 +313,45 @@ def test_positions_follow_their_groups_and_leave_active_ones_alone(mirrored: Mir
         here.alter_group_offsets(group, {mirrored.item(): 30})
         time.sleep(3)
         assert copied() == 90
+
+
+def test_a_promoted_mirror_is_an_ordinary_topic(mirrored: Mirrored) -> None:
+    topic, source, target = mirrored.topic, mirrored.source.bootstrap, mirrored.target.bootstrap
+    mirrored.fill(100)
+    transaction = Producer(source, transactional_id=f"{topic}-open")
+    transaction.begin()
+    transaction.send(topic, b"open", partition=0)
+    transaction.flush()
+    mirrored.run()
+    with (
+        Producer(target, delivery_timeout_ms=5000, request_timeout_ms=2000) as producer,
+        pytest.raises(KafkaError, match="is a mirror"),
+    ):
+        producer.send(topic, b"too early", partition=0).result(20)
+
+    promotion = ["topic", "promote", topic, "-b", target]
+    # The mirror runs on: the promoted topic is left alone.
+    with Running(mirrored) as running:
+        running.wait_for(lambda: bool(running.progress and running.progress[0].lag))
+        done = CliRunner().invoke(command, promotion)
+        assert done.exit_code == 0, done.output
+        running.wait_for(lambda: not running.progress[0].topics)
+        mirrored.fill(10)
+        time.sleep(2)
+    again = CliRunner().invoke(command, promotion)
+    assert f"{topic} is an ordinary topic" in again.output
+    transaction.abort()
+    transaction.close()
+
+    with Producer(target, transactional_id=f"{topic}-writer") as producer:
+        producer.begin()
+        producer.send(topic, b"promoted", partition=0)
+        producer.commit()
+    with Consumer(target, isolation_level="read_committed") as consumer:
+        consumer.assign([mirrored.item()])
+        consumer.seek_to_beginning()
+        values: list[bytes | None] = []
+        while b"promoted" not in values:
+            values += [record.value for record in consumer.poll(5)]
+    assert b"open" not in values
+    assert len(values) > 1

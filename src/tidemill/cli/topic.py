@@ -15,6 +15,7 @@ from tidemill.cli.options import (
     Target,
     WholeNumber,
     pairs,
+    parse_duration,
     target_options,
 )
 from tidemill.cli.output import (
@@ -480,3 +481,33 @@ def elect_(
 ) -> int:
     """Elect the preferred leaders of TOPICs."""
     return elect(target, names, numbers, None, unclean, yes, as_json)
+
+
+@command.command(
+    "promote",
+    epilog="\b\nExamples:\n  tidemill topic promote orders\n  tidemill topic promote a b --timeout 5m",
+)
+@click.argument("names", metavar="TOPIC...", nargs=-1, required=True, shell_complete=name_completion.topics)
+@click.option(
+    "--timeout",
+    default="60s",
+    show_default=True,
+    metavar="TIME",
+    help="How long to wait for each topic, as 30s or 5m.",
+)
+@target_options
+def promote_(names: tuple[str, ...], timeout: str, target: Target) -> int:
+    """Promote mirrors to ordinary topics, which accept messages.
+
+    Stop the mirror first ('tidemill pipeline mirror'). Transactions that are open in the source are aborted
+    here. A promotion cannot be undone.
+    """
+    from tidemill.cli.mirror_promotion import promote
+    from tidemill.client.range_reader import RangeReader
+
+    timeout_s = parse_duration(timeout)
+    with target.admin() as admin, RangeReader(target.bootstrap, target.config()) as reader:
+        for name in names:
+            promote(admin, reader, name, timeout_s)
+            done(f"promoted {name}")
+    return 0

@@ -368,7 +368,7 @@ class Log:
         return KafkaError(
             f"{self.topic_partition} is a mirror of a topic of another cluster, and a batch with the leader"
             f" epoch {batch.leader_epoch} is no batch of its source: the topic accepts other messages once it"
-            " is promoted (tidemill mirror promote)",
+            " is promoted (tidemill topic promote)",
             ErrorCode.POLICY_VIOLATION,
         )
 

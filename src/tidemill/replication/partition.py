@@ -513,7 +513,7 @@ class Partition(WatchedPartition):
         """Returns the error of records that a mirror does not accept."""
         return KafkaError(
             f"{self.topic}-{self.index} is a mirror of a topic of another cluster: it accepts messages of"
-            " producers once its promotion has ended (tidemill mirror promote)",
+            " producers once its promotion has ended (tidemill topic promote)",
             ErrorCode.POLICY_VIOLATION,
         )
 

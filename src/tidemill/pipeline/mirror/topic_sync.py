@@ -13,15 +13,13 @@ from typing import NamedTuple
 from tidemill.client.admin import Admin
 from tidemill.client.admin_types import ConfigResource, NewTopic, ResourceType, TopicListing
 from tidemill.client.errors import ClientError, topic_exists
+from tidemill.client.mirror_appender import ACTIVE, MIRROR_STATE, NONE
 from tidemill.model.errors import ErrorCode
 from tidemill.model.topic_names import name_problem
 from tidemill.pipeline.mirror.target_names import TargetNames
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
 
 logger = logging.getLogger("tidemill.pipeline")
-
-MIRROR_STATE = "tidemill.mirror.state"
-ACTIVE = "active"
 
 NOT_COPIED = frozenset(
     {
@@ -122,8 +120,8 @@ def _refusal(
         return problem
     if existing is None or not settings.same_offsets or existing.is_mirror:
         return ""
-    state = existing.configs.get(MIRROR_STATE, "none")
-    if state != "none":
+    state = existing.configs.get(MIRROR_STATE, NONE)
+    if state != NONE:
         return f"the target is promoting {name} to an ordinary topic ({MIRROR_STATE}={state})"
     return (
         f"the target has a topic {name} that is not a mirror ({MIRROR_STATE} is not {ACTIVE}): it was "

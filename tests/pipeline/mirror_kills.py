@@ -49,7 +49,7 @@ EVENTS = (
 )
 COMPACTED = {
     "cleanup.policy": "compact",
-    "segment.bytes": "20000",
+    "segment.ms": "1000",
     "min.cleanable.dirty.ratio": "0.01",
     "delete.retention.ms": "0",
 }

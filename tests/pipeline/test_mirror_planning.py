@@ -175,7 +175,7 @@ def view(
             {item(n): part[1] for n, part in parts.items()},
         )
 
-    return MirrorView({"t": "east.t"}, cluster(source, {"t": topic_id}), cluster(target, {}))
+    return MirrorView({"t": "east.t"}, (), cluster(source, {"t": topic_id}), cluster(target, {}))
 
 
 def test_ranges_begin_at_the_log_ends_of_the_target() -> None:

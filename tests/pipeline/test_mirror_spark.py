@@ -17,13 +17,14 @@ from tidemill.cli.main import command
 from tidemill.client import Admin, Consumer, Producer
 from tidemill.client.admin_types import ConfigResource, ResourceType
 from tidemill.client.mirror_appender import MirrorAppender
+from tidemill.client.range_reader import RangeReader
 from tidemill.model.errors import ConfigError, KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource, SourceProgress, mirror
 from tidemill.pipeline.mirror.mirror_lag import MirrorMetrics
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
 from tidemill.pipeline.spark_errors import explained
-from tidemill.records.mirrored_batch import empty_batches
+from tidemill.records.mirrored_batch import empty_batches, mirrored_batches
 from tidemill.testing.broker import Broker
 
 if TYPE_CHECKING:
@@ -246,17 +247,39 @@ def test_a_recreated_source_stops_the_mirror(mirrored: Mirrored) -> None:
     assert "start with a new checkpoint" in explained(caught.value)
 
 
+def append(mirrored: Mirrored, partition: int, batches: bytes) -> None:
+    """Appends batches to a mirror."""
+    appender = MirrorAppender(mirrored.target.bootstrap)
+    try:
+        item = mirrored.item(partition)
+        appender.wait(item, appender.send(item, batches))
+    finally:
+        appender.close()
+
+
 def test_a_source_that_is_shorter_stops_the_mirror(mirrored: Mirrored, monkeypatch: Any) -> None:
     mirrored.fill(10)
     mirrored.run()
     end = bounds(mirrored.target.bootstrap, mirrored.topic)[0][1]
-    appender = MirrorAppender(mirrored.target.bootstrap)
-    try:
-        appender.wait(mirrored.item(), appender.send(mirrored.item(), empty_batches(end, end + 5)))
-    finally:
-        appender.close()
+    append(mirrored, 0, empty_batches(end, end + 5))
     with pytest.raises(Exception, match=f"ends at {end + 5}, and its source .* at {end}"):
         mirrored.run()
+
+
+def test_a_source_with_other_records_stops_the_mirror(mirrored: Mirrored) -> None:
+    """As after an unclean election, in which the source loses records, and gets others at their offsets."""
+    mirrored.fill(50)
+    other = Mirrored(mirrored.spark, mirrored.source, mirrored.target, mirrored.checkpoint)
+    other.fill(10, start=500)
+    with Admin(mirrored.target.bootstrap) as admin:
+        admin.create_topic(mirrored.topic, PARTITIONS, configs={MIRROR_STATE: "active"})
+    for partition, (_, end) in bounds(mirrored.source.bootstrap, other.topic).items():
+        with RangeReader(mirrored.source.bootstrap) as reader:
+            for response in reader.fetch(other.topic, partition, 0, end):
+                append(mirrored, partition, mirrored_batches(response.records(), 0))
+    with pytest.raises(Exception, match="has another batch before offset") as caught:
+        mirrored.run()
+    assert "delete it in the target" in explained(caught.value)
 
 
 def test_an_ordinary_topic_of_the_target_is_left_alone(mirrored: Mirrored) -> None:
@@ -265,6 +288,7 @@ def test_an_ordinary_topic_of_the_target_is_left_alone(mirrored: Mirrored) -> No
         admin.create_topic(mirrored.topic, PARTITIONS)
     result = mirrored.run(prefixed=False)
     assert (result.records, result.topics) == (0, 0)
+    assert "is not a mirror" in result.refused[mirrored.topic]
     assert all(end == 0 for _, end in bounds(mirrored.target.bootstrap, mirrored.topic).values())
     assert mirrored.run(prefixed=True, checkpoint=str(mirrored.checkpoint) + "2").records == 10
     assert_same_logs(

@@ -227,11 +227,26 @@ def _settings_of(path: str) -> dict[str, str]:
 
 
 def _shown(as_json: bool, work: Any) -> Any:
-    """Runs ``work`` with a line of progress on a terminal."""
+    """Runs ``work`` with a line of progress on a terminal, and a line for each topic that is not mirrored."""
+    reported: set[str] = set()
+
+    def report(sources: Sequence[SourceProgress]) -> None:
+        for one in sources:
+            for topic, reason in one.refused.items():
+                text = f"tidemill: {one.alias}: topic {topic} is not mirrored: {reason}"
+                if text not in reported:
+                    reported.add(text)
+                    click.echo(text, err=True)
+
     if as_json or not sys.stderr.isatty():
-        return work(None)
+        return work(report)
     with console(error=True).status("starting") as status:
-        return work(lambda sources: status.update("; ".join(map(_line, sources))))
+
+        def show(sources: Sequence[SourceProgress]) -> None:
+            report(sources)
+            status.update("; ".join(map(_line, sources)))
+
+        return work(show)
 
 
 def _line(one: SourceProgress) -> str:
@@ -253,6 +268,7 @@ def _table(one: SourceProgress) -> Mapping[str, Any]:
         "group_positions": one.positions,
         "lag_messages": None if one.lag is None else one.lag.total,
         "lag_seconds": None if one.lag is None else round(one.lag.seconds_max, 3),
+        "refused": dict(one.refused),
         "waiting": one.waiting,
     }
 

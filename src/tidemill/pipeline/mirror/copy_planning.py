@@ -10,7 +10,7 @@ records::
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -62,6 +62,8 @@ class MirrorView(NamedTuple):
 
     names: Mapping[str, str]
     """The target's name of each topic."""
+    compacted: Collection[str]
+    """The topics of the source that compaction changes."""
     source: ClusterView
     target: ClusterView
     """Start and end of the mirrors, by the partition of the source; only those that exist."""
@@ -113,6 +115,7 @@ def ranges_behind(view: MirrorView, ends: Offsets) -> list[CopyRange]:
             item.partition,
             end,
             view.source.topic_ids.get(item.topic),
+            is_compacted=item.topic in view.compacted,
         )
         for item, end in sorted(ends.items())
         if item in view.target.latest and view.target.latest[item] < end

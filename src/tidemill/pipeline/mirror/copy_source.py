@@ -201,8 +201,12 @@ class MirrorStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _copied_row(options: CopyOptions, span: CopyRange) -> tuple[Any, ...]:
-    with pooled_cluster(every_record(options.source)) as source, pooled_appender(options.target) as target:
-        copied = RangeCopy(source, target, span).run()
+    with (
+        pooled_cluster(every_record(options.source)) as source,
+        pooled_cluster(every_record(options.target)) as mirror,
+        pooled_appender(options.target) as target,
+    ):
+        copied = RangeCopy(source, mirror, target, span).run()
     return (
         span.topic,
         span.target_topic,
@@ -238,6 +242,7 @@ class MirroredClusters:
             replication_factor=options.replication_factor,
         )
         self._names: dict[str, str] = {}
+        self._compacted: set[str] = set()
         self._next_sync_s = 0.0
 
     def view(self, known: StreamPosition) -> MirrorView:
@@ -246,7 +251,8 @@ class MirroredClusters:
         Raises TopicRecreated, and DataLoss if the source is shorter than the target.
         """
         if time.monotonic() >= self._next_sync_s:
-            self._names = self._topics.run().mirrored
+            changes = self._topics.run()
+            self._names, self._compacted = changes.mirrored, changes.compacted
             self._next_sync_s = time.monotonic() + self._options.topics_interval_s
         view = self._read()
         if problems := replaced_topics(known, view):
@@ -294,7 +300,7 @@ class MirroredClusters:
             self._source.list_offsets(dict.fromkeys(mirrored, EARLIEST)),
             self._source.list_offsets(dict.fromkeys(mirrored, LATEST)),
         )
-        return MirrorView(names, source, target)
+        return MirrorView(names, self._compacted, source, target)
 
     def close(self) -> None:
         """Closes the connections."""

@@ -28,6 +28,7 @@ from tidemill.pipeline.mirror.copy_source import FORMAT, MirrorDataSource, every
 from tidemill.pipeline.mirror.group_sync import GroupSync, same_positions
 from tidemill.pipeline.mirror.mirror_lag import MirrorLag, MirrorMetrics, measure_lag
 from tidemill.pipeline.mirror.target_names import TargetNames, prefixed_names
+from tidemill.pipeline.mirror.target_support import refuse_without_mirrors
 from tidemill.pipeline.mirror.topic_filter import ALL_NAMES, TopicFilter
 from tidemill.pipeline.mirror.topic_sync import TopicSync, read_topics
 from tidemill.pipeline.spark_errors import OURS
@@ -85,6 +86,8 @@ class SourceProgress:
     positions: int = 0
     topics: int = 0
     lag: MirrorLag | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Why topics that the filter selects are not mirrored."""
     waiting: str = ""
     """Why nothing can be copied now; empty otherwise."""
 
@@ -102,6 +105,8 @@ def mirror(
     a source that is shorter than its mirror, TopicRecreated, and errors that no wait would end.
     """
     spark.dataSource.register(MirrorDataSource)
+    with Admin(None, job.target.client) as target:
+        refuse_without_mirrors(target, job.target.client["bootstrap.servers"])
     with locked_checkpoint(job.checkpoint):
         runs = [SourceRun(spark, job, source, metrics) for source in job.sources]
         try:
@@ -272,6 +277,7 @@ class SourceRun:
             try:
                 lag = self._observer.measure()
                 self.progress.lag, self.progress.topics = lag, len(self._observer.names)
+                self.progress.refused = self._observer.refused
                 self.progress.waiting = self._copy_problem if lag.total else ""
                 if self._metrics is not None:
                     self._metrics.note_lag(self._source.alias, lag)
@@ -291,6 +297,7 @@ class SourceRun:
         """Whether the mirror has what the source had when the query ended; copies positions then."""
         lag = self._observer.measure()
         self.progress.lag, self.progress.topics = lag, len(self._observer.names)
+        self.progress.refused = self._observer.refused
         self._copy_positions(lag)
         return all(lag.ends.get(item, -1) >= end for item, end in self._goal.items())
 
@@ -309,6 +316,7 @@ class ClusterObserver:
         self._next_names_s = 0.0
         self.names: dict[str, str] = {}
         """The target's name of each mirrored topic that exists."""
+        self.refused: dict[str, str] = {}
         self._groups = (
             None
             if job.groups is None
@@ -324,7 +332,7 @@ class ClusterObserver:
         """Measures the lag now."""
         with self._lock:
             if time.monotonic() >= self._next_names_s:
-                self.names = self._topics.existing()
+                self.names, self.refused = self._topics.existing()
                 self._next_names_s = time.monotonic() + self._job.topics_interval_s
             return measure_lag(self._source_reader, self._target_reader, self.names)
 

@@ -23,11 +23,13 @@ from tidemill.records.batch import (
     CONTROL_FLAG,
     CURRENT_MAGIC,
     LAST_OFFSET_DELTA,
+    LEADER_EPOCH,
     LENGTH,
     LOG_OVERHEAD,
     MAGIC,
     MAX_TIMESTAMP,
     RECORD_COUNT,
+    whole_batch_size,
 )
 from tidemill.records.mirrored_batch import mirrored_batches
 
@@ -43,6 +45,10 @@ _I32 = struct.Struct(">i")
 _I16 = struct.Struct(">h")
 
 
+class SourceDiverged(DataLoss):
+    """The source has other records at the offsets of its mirror."""
+
+
 @dataclass(frozen=True)
 class CopyRange:
     """A range to copy: the batches of a source's partition up to ``end`` (exclusive)."""
@@ -52,6 +58,8 @@ class CopyRange:
     partition: int
     end: int
     topic_id: bytes | None = None
+    is_compacted: bool = False
+    """Whether compaction changes the batches of the source."""
 
 
 @dataclass
@@ -112,11 +120,33 @@ class SentBatches:
     counts: BatchCounts
 
 
-class RangeCopy:
-    """The copy of one range."""
+def batch_before(reader: RangeReader, item: TopicPartition, end: int) -> bytes | None:
+    """Returns the batch with the record before ``end``, without its leader epoch.
 
-    def __init__(self, source: RangeReader, target: MirrorAppender, span: CopyRange) -> None:
+    None if the log has no such batch: its records were deleted or compacted, or the offset is in a gap.
+    """
+    try:
+        for response in reader.fetch(item.topic, item.partition, end - 1, end, bytes_max=1):
+            data, at = response.data, response.start
+            size = whole_batch_size(data, at, response.end)
+            if size == 0 or _I64.unpack_from(data, at)[0] >= end:
+                return None
+            if data[at + MAGIC] == CURRENT_MAGIC and _I32.unpack_from(data, at + RECORD_COUNT)[0] == 0:
+                return None
+            return data[at : at + LEADER_EPOCH] + data[at + MAGIC : at + size]
+    except DataLoss:
+        pass
+    return None
+
+
+class RangeCopy:
+    """The copy of one range. ``mirror`` reads the target, to compare its last batch with the source's."""
+
+    def __init__(
+        self, source: RangeReader, mirror: RangeReader, target: MirrorAppender, span: CopyRange
+    ) -> None:
         self._source = source
+        self._mirror = mirror
         self._target = target
         self._span = span
         self._item = TopicPartition(span.target_topic, span.partition)
@@ -134,6 +164,7 @@ class RangeCopy:
                 if position >= self._span.end:
                     self.result.problem, self.result.code = "", 0
                     return self.result
+                self._compare_last(position)
                 self._copy_from(position)
             except ClientError as problem:
                 self._in_flight.clear()
@@ -150,11 +181,33 @@ class RangeCopy:
         The next plan handles a log start or log end of the source that has changed, and a topic of the
         target that was deleted or promoted.
         """
+        if isinstance(problem, SourceDiverged):
+            raise problem
         if isinstance(problem, DataLoss) or problem.code in LEFT_TO_PLANNING:
             return False
         if problem.retriable or problem.code == ErrorCode.OFFSET_OUT_OF_RANGE:
             return True
         raise problem
+
+    def _compare_last(self, position: int) -> None:
+        """Raises SourceDiverged if the source has another batch at the end of the mirror.
+
+        The batches of compacted topics are not compared, since compaction changes them.
+        """
+        if position == 0 or self._span.is_compacted:
+            return
+        item = TopicPartition(self._span.topic, self._span.partition)
+        here = batch_before(self._source, item, position)
+        there = None if here is None else batch_before(self._mirror, self._item, position)
+        if there is not None and here != there:
+            raise SourceDiverged(
+                f"the source {item} has another batch before offset {position} than its mirror {self._item}: "
+                "the source has lost records and got others (an unclean election, or a disk that was "
+                "restored). Promote the mirror to keep what it has, or delete it in the target to copy the "
+                "source anew",
+                topic=item.topic,
+                partition=item.partition,
+            )
 
     def _copy_from(self, position: int) -> None:
         span = self._span

@@ -33,6 +33,7 @@ NOT_COPIED = frozenset(
 )
 """Settings that depend on the brokers of a cluster or on their stores, or are the mirror's own."""
 MIN_INSYNC = "min.insync.replicas"
+CLEANUP_POLICY = "cleanup.policy"
 
 TOPIC_SOURCE = "topic"
 """The source of a setting of the topic itself (:data:`tidemill.client.admin_types.SOURCES`)."""
@@ -44,6 +45,7 @@ class TopicState(NamedTuple):
     partitions: int
     replication_factor: int
     configs: Mapping[str, str]
+    is_compacted: bool = False
 
     @property
     def is_mirror(self) -> bool:
@@ -54,8 +56,9 @@ class TopicState(NamedTuple):
 class TopicChanges(NamedTuple):
     """The differences between the topics of a source and of the target.
 
-    ``mirrored`` has the target's name of each topic that can be copied once the changes are made, and
-    ``refused`` the reason for each other topic that the filter selects.
+    ``mirrored`` has the target's name of each topic that can be copied once the changes are made, ``refused``
+    the reason for each other topic that the filter selects, and ``compacted`` the topics of the source whose
+    records compaction removes.
     """
 
     mirrored: dict[str, str]
@@ -64,6 +67,7 @@ class TopicChanges(NamedTuple):
     grown: dict[str, int]
     configured: dict[str, dict[str, str | None]]
     """New values by topic and key; None removes the setting."""
+    compacted: set[str]
 
 
 class TargetSettings(NamedTuple):
@@ -86,7 +90,7 @@ def plan_topics(
     settings: TargetSettings,
 ) -> TopicChanges:
     """Compares the topics of both clusters."""
-    changes = TopicChanges({}, {}, {}, {}, {})
+    changes = TopicChanges({}, {}, {}, {}, {}, set())
     for topic, state in sorted(source.items()):
         if not wanted.matches(topic):
             continue
@@ -97,6 +101,8 @@ def plan_topics(
             changes.refused[topic] = reason
             continue
         changes.mirrored[topic] = name
+        if state.is_compacted:
+            changes.compacted.add(topic)
         replicas = _replicas(state, settings) if existing is None else existing.replication_factor
         configs = _copied_configs(state.configs, replicas, settings)
         if existing is None:
@@ -193,10 +199,14 @@ class TopicSync:
                 logger.warning("topic %s is not mirrored: %s", topic, reason)
         return changes
 
-    def existing(self) -> dict[str, str]:
-        """Returns the target's name of each mirrored topic that exists; changes nothing."""
+    def existing(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Returns the target's name of each mirrored topic that exists, and why others are not mirrored.
+
+        Changes nothing.
+        """
         changes = self._plan()
-        return {topic: name for topic, name in changes.mirrored.items() if name not in changes.created}
+        names = {topic: name for topic, name in changes.mirrored.items() if name not in changes.created}
+        return names, changes.refused
 
     def mirrored(self) -> dict[str, str]:
         """Returns the target's name of each topic that is mirrored, also of those to be created."""
@@ -271,7 +281,9 @@ def _read(listed: Sequence[TopicListing], admin: Admin) -> dict[str, TopicState]
             for key, entry in entries.items()
             if entry.source == TOPIC_SOURCE and entry.value is not None
         }
-        found[topic.name] = TopicState(topic.partitions, topic.replication_factor, own)
+        policy = entries.get(CLEANUP_POLICY)
+        is_compacted = policy is not None and "compact" in (policy.value or "")
+        found[topic.name] = TopicState(topic.partitions, topic.replication_factor, own, is_compacted)
     return found
 
 

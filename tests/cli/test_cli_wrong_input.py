@@ -113,6 +113,28 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("pipeline load -t x -o out --option nonsense=1", USAGE, "option nonsense='1' is unknown"),
         ("pipeline load -t x -o out --trigger soon", USAGE, "trigger 'soon'"),
         ("pipeline publish missing -t x", USAGE, "there is no file missing"),
+        ("pipeline mirror --target t:1 --checkpoint c", USAGE, "no source is given: set --source HOST:PORT"),
+        ("pipeline mirror --source s:1 --checkpoint c", USAGE, "no target is given: set --target HOST:PORT"),
+        ("pipeline mirror --source s:1 --target t:1", USAGE, "Missing option '--checkpoint'"),
+        ("pipeline mirror --source a=s:1 --target a=t:1 --checkpoint c", USAGE, "alias a is given twice"),
+        ("pipeline mirror --source a/b=s:1 --target t:1 --checkpoint c", USAGE, "the alias 'a/b' must be"),
+        (
+            "pipeline mirror --source s:1 --target t:1 --checkpoint c --allow a(b",
+            USAGE,
+            "the allow list 'a(b' is not a regular expression",
+        ),
+        (
+            "pipeline mirror --consumer.config missing --target t:1 --checkpoint c",
+            USAGE,
+            "missing: the configuration cannot be read",
+        ),
+        (
+            "pipeline mirror --source s:1 --target t:1 --checkpoint lines",
+            USAGE,
+            "the checkpoint lines is a file",
+        ),
+        ("topic promote no-such-topic", FAILED, "no-such-topic"),
+        ("topic promote x --timeout soon", USAGE, "'soon' is not a duration"),
         ("completion csh", USAGE, "'csh' is not one of"),
     ],
 )

@@ -13,6 +13,7 @@ from record_builders import build_message_set
 from tidemill.broker import produce_admission_checks
 from tidemill.model.errors import ErrorCode
 from tidemill.records.batch import GZIP, ZSTD
+from tidemill.records.mirrored_batch import MIRRORED
 
 GOOD = batch(b"a")
 PACKED = batch(b"a" * 100, codec=ZSTD)
@@ -26,6 +27,7 @@ EXPECTED = [
     ("mirror", ErrorCode.POLICY_VIOLATION),
     ("leader", ErrorCode.NOT_LEADER_OR_FOLLOWER),
     ("message format", ErrorCode.INVALID_RECORD),
+    ("mirrored batch", ErrorCode.POLICY_VIOLATION),
     ("single batch", ErrorCode.INVALID_RECORD),
     ("zstd", ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
     ("topic format", ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT),
@@ -50,6 +52,7 @@ class Sent:
         self.codec = 0
         self.producer: dict[str, int] = {}
         self.copies = 1
+        self.leader_epoch = -1
         self.records: bytes | None = None
         """The records, if they are not built from the fields."""
         self.settings: dict[str, int | str] = {}
@@ -67,7 +70,8 @@ class Sent:
         if records is None and self.magic < 2:
             records = build_message_set(self.magic, [(NOW, None, b"a")])
         elif records is None:
-            records = batch(b"a" * 100, codec=self.codec, **self.producer)
+            header = {"leader_epoch": self.leader_epoch, **self.producer}
+            records = batch(b"a" * 100, codec=self.codec, **header)
         parts = {(self.topic, self.index): records * self.copies}
         request = produce_request(self.version, parts, self.acks)
         request.transactional_id = self.transactional_id
@@ -107,6 +111,10 @@ def send_message_set(sent: Sent) -> None:
     sent.magic = 1
 
 
+def send_mirrored_batch(sent: Sent) -> None:
+    sent.leader_epoch = MIRRORED
+
+
 def send_two_batches(sent: Sent) -> None:
     sent.copies = 2
 
@@ -132,6 +140,7 @@ WRONG: list[Callable[[Sent], None]] = [
     send_to_mirror,
     lead_elsewhere,
     send_message_set,
+    send_mirrored_batch,
     send_two_batches,
     pack_with_zstd,
     send_sequence_to_old_topic,
@@ -172,6 +181,15 @@ def test_the_first_check_of_the_table_determines_the_error(sent: Sent, number: i
         if number or make_wrong not in (send_message_set, send_sequence_to_old_topic):
             make_wrong(sent)
     assert sent.code() == EXPECTED[number][1]
+
+
+def test_a_transaction_of_a_mirrors_source_is_sent_to_the_wrong_broker(sent: Sent) -> None:
+    """The sender reads the metadata again, and does not take the error for a permanent one."""
+    begin_transaction(sent)
+    send_mirrored_batch(sent)
+    name_no_partition(sent)
+    sent.bench.produces.admission.inter_broker_listener = "PLAINTEXT"
+    assert sent.code() == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def test_header_errors_precede_the_checks_of_the_batch_and_record_errors_follow_them(sent: Sent) -> None:

@@ -213,14 +213,14 @@ class Admission:
                 partition = None if entry is None else entry.partition(records.index)
                 if partition is not None and partition.is_mirror and self.is_mirrored(request, listener):
                     admitted.append(admit_mirrored(request, data, records, entry, partition))
-                elif error is not None:
+                elif error is not None and not (partition is None and self.is_mirrored(request, listener)):
                     admitted.append(Refused(records.index, error))
                 else:
                     admitted.append(self.admit_partition(request, data, records, entry, partition, now_ms))
         return admitted
 
     def is_mirrored(self, request: ProduceRequest, listener: Listener) -> bool:
-        """Whether a request to a mirror can have batches of its source.
+        """Whether a request can have batches of the sources of mirrors.
 
         Only an old client sends a version before 3, and its messages of formats v0 and v1 do not differ from
         those of a source.

@@ -35,6 +35,7 @@ from tidemill.broker.produce_codec import BY_ID, PartitionRecords, ProduceReques
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
 from tidemill.records.batch import CURRENT_MAGIC, MAGIC, ZSTD, Batch
 from tidemill.records.format_conversion import check_can_be_old, several_batches_error
+from tidemill.records.mirrored_batch import MIRRORED
 from tidemill.replication.hosted_topics import TopicEntry
 from tidemill.replication.partition import Partition
 
@@ -88,6 +89,17 @@ def mirror_error(partition: Partition | None) -> KafkaError | None:
     if partition is None or not partition.is_mirror:
         return None
     return partition.mirror_error()
+
+
+def mirrored_batch_error(partition: Partition, batch: Batch) -> KafkaError | None:
+    """Returns the error of a batch of the source of a mirror, for a topic that is no mirror any more."""
+    if batch.leader_epoch > MIRRORED:
+        return None
+    return KafkaError(
+        f"a batch of another cluster with its offsets, and {partition.topic} is not a mirror: stop the job"
+        " that mirrors it, or leave the topic out of it",
+        ErrorCode.POLICY_VIOLATION,
+    )
 
 
 def leader_error(partition: Partition | None) -> KafkaError | None:
@@ -195,7 +207,8 @@ def refusal_of_batch(
 ) -> KafkaError | None:
     """Returns the error of the batch with which ``records`` begin; None admits it."""
     return (
-        single_batch_error(records, batch)
+        mirrored_batch_error(partition, batch)
+        or single_batch_error(records, batch)
         or zstd_error(request, batch)
         or topic_format_error(partition, batch)
         or size_error(partition, batch)

@@ -13,8 +13,8 @@ import click
 from tidemill.client.admin import Admin
 from tidemill.client.admin_types import ConfigResource, ResourceType
 from tidemill.client.errors import ClientError
-from tidemill.client.mirror_appender import ACTIVE, MIRROR_STATE, PROMOTING
 from tidemill.client.range_reader import RangeReader
+from tidemill.model.mirror_state import ACTIVE, MIRROR_STATE, PROMOTING
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import CONTROL_FLAG, parse_batch, whole_batch_size
 from tidemill.records.mirror_end import ended_mirror

@@ -27,11 +27,6 @@ from tidemill.wire.messages.produce import (
     TopicProduceData,
 )
 
-MIRROR_STATE = "tidemill.mirror.state"
-"""The setting of a topic that makes it a mirror."""
-NONE, ACTIVE, PROMOTING = "none", "active", "promoting"
-"""Its values."""
-
 TOPIC_ID_FROM = 13
 """The first version of Produce with topic ids instead of names."""
 

@@ -7,8 +7,8 @@ import uuid
 from tidemill.client.admin import Admin
 from tidemill.client.admin_types import NewTopic
 from tidemill.client.errors import ClientError
-from tidemill.client.mirror_appender import ACTIVE, MIRROR_STATE
 from tidemill.model.errors import ConfigError, ErrorCode
+from tidemill.model.mirror_state import ACTIVE, MIRROR_STATE
 
 
 def refuse_without_mirrors(target: Admin, address: str) -> None:

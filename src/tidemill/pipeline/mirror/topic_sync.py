@@ -13,8 +13,8 @@ from typing import NamedTuple
 from tidemill.client.admin import Admin
 from tidemill.client.admin_types import ConfigResource, NewTopic, ResourceType, TopicListing
 from tidemill.client.errors import ClientError, topic_exists
-from tidemill.client.mirror_appender import ACTIVE, MIRROR_STATE, NONE
 from tidemill.model.errors import ErrorCode
+from tidemill.model.mirror_state import ACTIVE, MIRROR_STATE, NO_MIRROR
 from tidemill.model.topic_names import name_problem
 from tidemill.pipeline.mirror.target_names import TargetNames
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
@@ -126,8 +126,8 @@ def _refusal(
         return problem
     if existing is None or not settings.same_offsets or existing.is_mirror:
         return ""
-    state = existing.configs.get(MIRROR_STATE, NONE)
-    if state != NONE:
+    state = existing.configs.get(MIRROR_STATE, NO_MIRROR)
+    if state != NO_MIRROR:
         return f"the target is promoting {name} to an ordinary topic ({MIRROR_STATE}={state})"
     return (
         f"the target has a topic {name} that is not a mirror ({MIRROR_STATE} is not {ACTIVE}): it was "

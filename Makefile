@@ -8,7 +8,7 @@ STAMP := $(VENV)/.ready
 SOURCES := $(shell grep -v '^\#' compiled_modules.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test check format clients spark kills mirror-kills bench run simulate mutation faults mutants wheel clean
+.PHONY: help setup build test check format clients spark kills bench run simulate mutation faults mutants wheel clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -57,11 +57,8 @@ mutation: setup ## random mutations: make a sample in the source, and count the 
 faults: setup ## inject faults into a cluster under load and check the history of its clients: FAULTS=300, SEED=, KINDS=, PARTITIONS=, ANEW=1
 	$(BIN)/python tests/faults/fault_run.py --faults $(or $(FAULTS),300) $(if $(SEED),--seed $(SEED)) --kinds '$(KINDS)' $(if $(PARTITIONS),--partitions $(PARTITIONS)) $(if $(ANEW),--anew)
 
-mirror-kills: setup ## kill drivers, workers and brokers of both clusters while a mirror copies, and compare the clusters: RUNS=20, SEED=1
-	$(BIN)/python tests/pipeline/mirror_kills.py --runs $(or $(RUNS),20) --seed $(or $(SEED),1)
-
-kills: setup ## kill drivers, executors, workers and brokers at the requests of the exactly-once sink, and check its output: RUNS=300, SEED=1
-	$(BIN)/python tests/pipeline/sink_kills.py --runs $(or $(RUNS),300) --seed $(or $(SEED),1)
+kills: setup ## kill drivers, executors, workers and brokers at the requests of the exactly-once sink, and check its output: RUNS=300, SEED=1; KIND=mirror: while a mirror copies
+	$(BIN)/python tests/pipeline/$(or $(KIND),sink)_kills.py --runs $(or $(RUNS),$(if $(KIND),20,300)) --seed $(or $(SEED),1)
 
 spark: setup ## run the Spark tests with PySpark 4.0, 4.1 and 4.2, with 4.3 (the version of make test) against Apache Kafka, and with Spark's own connector, and test killed loads; takes 45 minutes
 	$(BIN)/python tests/spark_matrix.py

@@ -304,7 +304,11 @@ class Run:
         self._create()
         writers = Writers(self._source.bootstrap, *self._topics)
         mirror = MirrorProcess(
-            self._source.bootstrap, self._target.bootstrap, self._topics, self._group, self._folder
+            self._source.bootstrap,
+            self._target.inter_broker_bootstrap,
+            self._topics,
+            self._group,
+            self._folder,
         )
         try:
             self._cause_events(mirror)

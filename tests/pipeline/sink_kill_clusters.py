@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from tidemill.testing.network import BROKERS
+
 KAFKA_VERSION = "4.3.1"
 ONE, THREE, KAFKA = "one broker", "three brokers", "Apache Kafka"
 RESTART_S = 2.0
@@ -23,6 +25,11 @@ class Target(Protocol):
     @property
     def bootstrap(self) -> str:
         """The addresses of its brokers."""
+        ...
+
+    @property
+    def inter_broker_bootstrap(self) -> str:
+        """The addresses of its brokers at the inter-broker listener."""
         ...
 
     def kill(self, role: str, place: tuple[str, int], transactional_id: str | None) -> None:
@@ -40,6 +47,7 @@ class OneBroker:
     def __init__(self, broker: Any) -> None:
         self._broker = broker
         self.bootstrap: str = broker.bootstrap
+        self.inter_broker_bootstrap = self.bootstrap
 
     def kill(self, role: str, place: tuple[str, int], transactional_id: str | None) -> None:
         self._broker.kill()
@@ -55,6 +63,9 @@ class ThreeBrokers:
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
         self.bootstrap: str = cluster.bootstrap
+        self.inter_broker_bootstrap = ",".join(
+            f"127.0.0.1:{broker._links._link_ports[BROKERS]}" for broker in cluster
+        )
         self._restarts: list[threading.Timer] = []
 
     def kill(self, role: str, place: tuple[str, int], transactional_id: str | None) -> None:
@@ -85,6 +96,7 @@ class ApacheKafka:
     def __init__(self, kafka: Any) -> None:
         self._kafka = kafka
         self.bootstrap: str = kafka.bootstrap
+        self.inter_broker_bootstrap = self.bootstrap
 
     def kill(self, role: str, place: tuple[str, int], transactional_id: str | None) -> None:
         self._kafka.end(signal.SIGKILL)

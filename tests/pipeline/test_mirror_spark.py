@@ -143,15 +143,21 @@ def test_topics_transactions_and_group_positions_are_copied_with_their_offsets(m
                 producer.send(topic, b"in a transaction", partition=partition)
             producer.flush()
             producer.abort() if number % 2 else producer.commit()
+    is_open = Producer(source, transactional_id=f"{topic}-open")
+    is_open.begin()
+    is_open.send(topic, b"in an open transaction", partition=1)
+    is_open.flush()
     positions = {mirrored.item(partition): 10 + partition for partition in range(PARTITIONS)}
     with Admin(source) as admin:
         admin.delete_records({mirrored.item(2): 7})
         admin.alter_group_offsets(f"{topic}-readers", positions)
 
-    result = mirrored.run()
+    # The setting of a consumer has no effect: open and aborted transactions are copied as well.
+    settings = {"bootstrap.servers": source, "isolation.level": "read_committed"}
+    result = mirrored.run(sources=[MirrorSource("east", settings)])
 
-    # 1,500 messages and 12 in transactions; seven were deleted, and their batches may not be copied.
-    assert 1_400 < result.records <= 1_512
+    # 1,500 messages and 13 in transactions; seven were deleted, and their batches may not be copied.
+    assert 1_400 < result.records <= 1_513
     assert (result.topics, result.positions) == (1, PARTITIONS)
     assert_same_logs(source, target, topic)
     with Admin(target) as admin:
@@ -160,6 +166,10 @@ def test_topics_transactions_and_group_positions_are_copied_with_their_offsets(m
         copied = admin.group_offsets(f"{topic}-readers")
     assert {item: place.offset for item, place in copied.items()} == positions
     assert mirrored.run().records == 0
+    is_open.abort()
+    is_open.close()
+    assert mirrored.run().records == 0
+    assert_same_logs(source, target, topic)
 
 
 def test_a_running_mirror_follows_new_partitions_settings_and_log_starts(mirrored: Mirrored) -> None:

@@ -211,9 +211,16 @@ class Admission:
             entry = topics.get(topic.key)
             for records in topic.partitions:
                 partition = None if entry is None else entry.partition(records.index)
-                if partition is not None and partition.is_mirror and self.is_mirrored(request, listener):
+                is_mirror = partition is not None and partition.is_mirror
+                if partition is not None and is_mirror and self.is_mirrored(request, listener):
                     admitted.append(admit_mirrored(request, data, records, entry, partition))
-                elif error is not None and not (partition is None and self.is_mirrored(request, listener)):
+                elif (
+                    error is not None
+                    and not is_mirror
+                    and (partition is not None or not self.is_mirrored(request, listener))
+                ):
+                    # Not for a batch of a mirror's source, which has no transactional id, at a broker that
+                    # does not have the partition: the sender must learn that another one leads it.
                     admitted.append(Refused(records.index, error))
                 else:
                     admitted.append(self.admit_partition(request, data, records, entry, partition, now_ms))

@@ -62,7 +62,13 @@ WITHOUT_EFFECT = ("num_producers", "queue_size", "abort_on_send_failure", "offse
     help="Topics to mirror: names or regular expressions, separated by commas or |.",
 )
 @click.option(
-    "--deny", "--blacklist", "--exclude", default="", metavar="LIST", help="Topics to leave out, likewise."
+    "--deny",
+    "--blacklist",
+    "--exclude",
+    default="__.*",
+    show_default=True,
+    metavar="LIST",
+    help="Topics to leave out, likewise; internal ones are left out always.",
 )
 @click.option("--prefixed", is_flag=True, help="Name topics ALIAS.topic, with the alias of their source.")
 @click.option(

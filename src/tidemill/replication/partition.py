@@ -513,7 +513,8 @@ class Partition(WatchedPartition):
         """Returns the error of records that a mirror does not accept."""
         return KafkaError(
             f"{self.topic}-{self.index} is a mirror of a topic of another cluster: it accepts messages of"
-            " producers once its promotion has ended (tidemill topic promote)",
+            " producers once its promotion has ended (tidemill topic promote), and until then batches of its"
+            " source at the inter-broker listener",
             ErrorCode.POLICY_VIOLATION,
         )
 

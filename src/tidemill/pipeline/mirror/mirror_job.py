@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -215,8 +215,11 @@ class SourceRun:
     def stop(self) -> None:
         """Stops the query and the thread."""
         self._stopping.set()
-        if self._query is not None and self._query.isActive:
-            self._query.stop()
+        if self._query is not None:
+            if self._query.isActive:
+                self._query.stop()
+            with suppress(TidemillError):
+                self._note_batches(self._query)
         if self._thread.ident is not None:
             self._thread.join()
         self._observer.close()

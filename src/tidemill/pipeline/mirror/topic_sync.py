@@ -6,7 +6,6 @@ are never deleted, and partitions never removed, since the target has their reco
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -18,8 +17,6 @@ from tidemill.model.mirror_state import ACTIVE, MIRROR_STATE, NO_MIRROR
 from tidemill.model.topic_names import name_problem
 from tidemill.pipeline.mirror.target_names import TargetNames
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
-
-logger = logging.getLogger("tidemill.pipeline")
 
 NOT_COPIED = frozenset(
     {
@@ -184,7 +181,6 @@ class TopicSync:
         self._names = names
         self._replication_factor = replication_factor
         self._same_offsets = same_offsets
-        self._reported: set[str] = set()
 
     def run(self) -> TopicChanges:
         """Makes the changes, and returns them. Raises ClientError.
@@ -193,10 +189,6 @@ class TopicSync:
         """
         changes = self._plan()
         self._apply(changes)
-        for topic, reason in changes.refused.items():
-            if reason not in self._reported:
-                self._reported.add(reason)
-                logger.warning("topic %s is not mirrored: %s", topic, reason)
         return changes
 
     def existing(self) -> tuple[dict[str, str], dict[str, str]]:

@@ -38,7 +38,13 @@ IN_FLIGHT_MAX: Final = 3
 STALLED_S: Final = 20.0
 """How long a copy tries without progress. It ends then, and the next micro-batch continues."""
 PAUSE_S: Final = 0.2
-LEFT_TO_PLANNING: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.POLICY_VIOLATION)
+LEFT_TO_PLANNING: Final = (
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.POLICY_VIOLATION,
+    ErrorCode.INVALID_TXN_STATE,
+)
+"""Errors of a topic of the target that was deleted or promoted: an ordinary topic refuses batches of
+transactions of another cluster."""
 
 _I64 = struct.Struct(">q")
 _I32 = struct.Struct(">i")

@@ -48,6 +48,8 @@ COMPARED = "tests/pipeline/test_pipeline_spark_connector.py"
 TESTS = [
     *(f"tests/pipeline/test_pipeline_spark_{part}.py" for part in ("batch", "stream", "write")),
     "tests/pipeline/test_pipeline_lag.py",
+    "tests/pipeline/test_exactly_once_spark.py",
+    "tests/pipeline/test_mirror_spark.py",
     COMPARED,
 ]
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tidemill.client.partitioners import murmur2_partition
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -166,3 +168,18 @@ def test_the_query_id_is_that_of_the_checkpoint(lab: Any) -> None:
     query = json.loads((lab.checkpoint / "metadata").read_text())["id"]
     keys = lab.batch(EXACTLY_ONCE["controlTopic"]).selectExpr("cast(key as string)").collect()
     assert query in {json.loads(row[0])["query"] for row in keys}
+
+
+def test_rows_without_a_partition_are_placed_by_their_key(lab: Any) -> None:
+    target = lab.cluster.topic(4)
+    rows = lab.spark.range(60).selectExpr(
+        "cast(id as string) as key",
+        "cast(id as string) as value",
+        "cast(if(id < 20, 3, null) as int) as partition",
+    )
+    options = sink_options(lab, target, writeId=uuid.uuid4().hex, batchId=0)
+    rows.write.format("tidemill").options(**options).mode("append").save()
+    assert committed(lab, target) == numbers(60)
+    for message in lab.cluster.consume(target, 60):
+        wanted = 3 if int(message.value()) < 20 else murmur2_partition(message.key(), 4)
+        assert message.partition() == wanted, message.value()

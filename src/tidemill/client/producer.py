@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidemill.client import wait_reasons
 from tidemill.client.config import config_of
@@ -55,6 +55,9 @@ from tidemill.client.wait_reasons import Wait
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.records.compression import codec_of
+
+if TYPE_CHECKING:
+    from tidemill.client.arrow import SendColumns
 
 logger = logging.getLogger(__name__)
 
@@ -282,10 +285,14 @@ class Producer:
 
         count = 0
         deliveries: list[Delivery] = []
-        for values, keys, stamps, headers, partitions in columns_of(table):
-            deliveries += self._append_columns(topic, values, keys, stamps, headers, partitions)
-            count += len(values)
+        for columns in columns_of(table):
+            deliveries += self._append_columns(topic, *columns)
+            count += len(columns[0])
         return BulkDelivery(count, deliveries)
+
+    def send_columns(self, topic: str, columns: SendColumns) -> BulkDelivery:
+        """Sends a slice of rows in the columns of :func:`tidemill.client.arrow.columns_of`."""
+        return BulkDelivery(len(columns[0]), self._append_columns(topic, *columns))
 
     def partitions_for(self, topic: str) -> int:
         """Returns the number of partitions of the topic; reads the metadata if the topic is unknown."""

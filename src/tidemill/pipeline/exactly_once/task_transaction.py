@@ -72,11 +72,9 @@ def _sent(
     producer: Producer, parts: Iterable[tuple[str, pa.RecordBatch]], checksum: RowChecksum
 ) -> Iterator[BulkDelivery]:
     for topic, part in parts:
-        for values, keys, stamps, headers, partitions in columns_of(part):
-            checksum.add(topic, values, keys, stamps, headers, partitions)
-            yield producer.send_batch(
-                topic, values, keys, timestamps_ms=stamps, headers=headers, partitions=partitions
-            )
+        for columns in columns_of(part):
+            checksum.add(topic, *columns)
+            yield producer.send_columns(topic, columns)
 
 
 def _sample(sent: BulkDelivery) -> Place:

@@ -25,13 +25,22 @@ from tidemill.model.types import TopicPartition
 from tidemill.pipeline.jobs.preflight_checks import AVAILABLE_NOW, check_folder, local_path
 from tidemill.pipeline.mirror.copy_options import CopyOptions
 from tidemill.pipeline.mirror.copy_source import FORMAT, MirrorDataSource, every_record
-from tidemill.pipeline.mirror.group_sync import GroupSync, same_positions
-from tidemill.pipeline.mirror.mirror_lag import MirrorLag, MirrorMetrics, measure_lag
+from tidemill.pipeline.mirror.group_sync import GroupSync, Positions, same_positions
+from tidemill.pipeline.mirror.mirror_lag import MirrorLag, MirrorMetrics, measure_lag, measure_record_lag
+from tidemill.pipeline.mirror.position_translation import PositionTranslation
+from tidemill.pipeline.mirror.query_failures import Verdict, verdict_on
+from tidemill.pipeline.mirror.record_query import RecordQuery
+from tidemill.pipeline.mirror.record_source import (
+    OFFSETS_MAX,
+    RecordDataSource,
+    RecordOptions,
+    committed_only,
+)
 from tidemill.pipeline.mirror.target_names import TargetNames, prefixed_names
 from tidemill.pipeline.mirror.target_support import refuse_without_mirrors
 from tidemill.pipeline.mirror.topic_filter import ALL_NAMES, TopicFilter
 from tidemill.pipeline.mirror.topic_sync import TopicSync, read_topics
-from tidemill.pipeline.spark_errors import OURS
+from tidemill.pipeline.spark_errors import OURS, explained
 from tidemill.wire.list_offset_timestamps import LATEST
 
 logger = logging.getLogger("tidemill.pipeline")
@@ -70,6 +79,12 @@ class MirrorJob:
     topics_interval_s: float = 10.0
     groups_interval_s: float = 10.0
     tasks: int | None = None
+    same_offsets: bool = True
+    """Whether the target's topics are mirrors with the offsets of the source, or ordinary records."""
+    offsets_max: int = OFFSETS_MAX
+    """Offsets of a micro-batch of ordinary records."""
+    fail_on_data_loss: bool = True
+    """Whether ordinary records that the source has deleted before they were copied end the mirror."""
 
     def names_of(self, source: MirrorSource) -> TargetNames:
         """Returns the naming of a source's topics in the target."""
@@ -105,8 +120,10 @@ def mirror(
     a source that is shorter than its mirror, TopicRecreated, and errors that no wait would end.
     """
     spark.dataSource.register(MirrorDataSource)
-    with Admin(None, job.target.client) as target:
-        refuse_without_mirrors(target, job.target.client["bootstrap.servers"])
+    spark.dataSource.register(RecordDataSource)
+    if job.same_offsets:
+        with Admin(None, job.target.client) as target:
+            refuse_without_mirrors(target, job.target.client["bootstrap.servers"])
     with locked_checkpoint(job.checkpoint):
         runs = [SourceRun(spark, job, source, metrics) for source in job.sources]
         try:
@@ -173,10 +190,11 @@ class SourceRun:
         self._restarts = 0
         self._restart_at_s = 0.0
         self._stopping = threading.Event()
-        self._observer = ClusterObserver(job, source)
+        self._records = None if job.same_offsets else self._record_query()
+        self._observer = ClusterObserver(job, source, self._records)
         self._thread = threading.Thread(target=self._observe, name=f"mirror-{source.alias}", daemon=True)
         self._goal: dict[TopicPartition, int] = {}
-        """The ends of the source at the start, by partitions of the target, for ``available-now``."""
+        """The ends of the source at the start, for ``available-now`` (:meth:`ClusterObserver.goal`)."""
         self.progress = SourceProgress(source.alias)
 
     def start(self) -> None:
@@ -203,6 +221,8 @@ class SourceRun:
                 return True
             self._query = self._start_query()
             return False
+        if self._records is not None:
+            return self._restarts_records(self._records, problem)
         text = str(problem)
         if OURS.search(text) or self._restarts >= RESTARTS_MAX:
             raise problem
@@ -223,10 +243,12 @@ class SourceRun:
         if self._thread.ident is not None:
             self._thread.join()
         self._observer.close()
+        if self._records is not None:
+            self._records.close()
 
-    def _start_query(self) -> StreamingQuery:
+    def _copy_options(self) -> CopyOptions:
         job = self._job
-        options = CopyOptions(
+        return CopyOptions(
             self._source.client,
             job.target.client,
             job.topics,
@@ -235,6 +257,50 @@ class SourceRun:
             job.topics_interval_s,
             job.tasks or max(1, self._spark.sparkContext.defaultParallelism),
         )
+
+    def _record_query(self) -> RecordQuery:
+        job = self._job
+        return RecordQuery(
+            self._spark,
+            RecordOptions(self._copy_options(), job.offsets_max, job.fail_on_data_loss),
+            self._source.alias,
+            Path(job.checkpoint) / self._source.alias,
+            job.trigger,
+            self._note_written,
+        )
+
+    def _note_written(self, records: int, size: int) -> None:
+        """Adds up a micro-batch of ordinary records."""
+        self.progress.records += records
+        self.progress.bytes += size
+        self._copy_problem = ""
+        self._restarts = 0
+        if self._metrics is not None:
+            self._metrics.note_copied(self._source.alias, records, size)
+
+    def _restarts_records(self, records: RecordQuery, problem: BaseException) -> bool:
+        """Starts the query of ordinary records again after a pause. Raises the error that ends the mirror.
+
+        The cause is in the batch's own error, or in the text of Spark's.
+        """
+        cause = problem if records.failure is None else records.failure
+        verdict = verdict_on(cause)
+        if verdict is Verdict.END or (verdict is Verdict.COUNT and self._restarts >= RESTARTS_MAX):
+            raise cause
+        if verdict is Verdict.COUNT:
+            self._restarts += 1
+        self._restart_at_s = time.monotonic() + RESTART_PAUSE_S
+        self._query = None
+        self._copy_problem = explained(cause)
+        logger.warning(
+            "the mirror of %s starts again after a failure: %s", self._source.alias, self._copy_problem
+        )
+        return False
+
+    def _start_query(self) -> StreamingQuery:
+        if self._records is not None:
+            return self._records.start()
+        job, options = self._job, self._copy_options()
         rows = self._spark.readStream.format(FORMAT).options(**options.to_options()).load()
         is_refused = f.col("code") == int(ErrorCode.POLICY_VIOLATION)
         writer = (
@@ -302,24 +368,40 @@ class SourceRun:
         self.progress.lag, self.progress.topics = lag, len(self._observer.names)
         self.progress.refused = self._observer.refused
         self._copy_positions(lag)
-        return all(lag.ends.get(item, -1) >= end for item, end in self._goal.items())
+        reached = lag.ends if self._records is None else self._records.points.copied()
+        return all(reached.get(item, -1) >= end for item, end in self._goal.items())
 
 
 class ClusterObserver:
     """The clients of the job's own process, for one source. Its methods raise ClientError."""
 
-    def __init__(self, job: MirrorJob, source: MirrorSource) -> None:
+    def __init__(self, job: MirrorJob, source: MirrorSource, records: RecordQuery | None = None) -> None:
         self._job = job
-        self._source_reader = RangeReader(None, every_record(source.client))
-        self._target_reader = RangeReader(None, every_record(job.target.client))
+        self._records = records
+        settings = every_record if records is None else committed_only
+        self._source_reader = RangeReader(None, settings(source.client))
+        self._target_reader = RangeReader(None, settings(job.target.client))
         self._source_admin = Admin(None, source.client)
         self._target_admin = Admin(None, job.target.client)
-        self._topics = TopicSync(self._source_admin, self._target_admin, job.topics, job.names_of(source))
+        self._topics = TopicSync(
+            self._source_admin,
+            self._target_admin,
+            job.topics,
+            job.names_of(source),
+            same_offsets=job.same_offsets,
+        )
         self._lock = threading.Lock()
         self._next_names_s = 0.0
         self.names: dict[str, str] = {}
         """The target's name of each mirrored topic that exists."""
         self.refused: dict[str, str] = {}
+        self._translation = (
+            None
+            if records is None
+            else PositionTranslation(
+                self._source_reader, self._target_reader, lambda: self.names, lambda: records.points
+            )
+        )
         self._groups = (
             None
             if job.groups is None
@@ -327,9 +409,14 @@ class ClusterObserver:
                 self._source_admin,
                 self._target_admin,
                 job.groups,
-                lambda positions: same_positions(self.names)(positions),
+                self._translate,
             )
         )
+
+    def _translate(self, positions: Positions) -> Positions:
+        if self._translation is None:
+            return same_positions(self.names)(positions)
+        return self._translation.translate(positions)
 
     def measure(self) -> MirrorLag:
         """Measures the lag now."""
@@ -337,10 +424,16 @@ class ClusterObserver:
             if time.monotonic() >= self._next_names_s:
                 self.names, self.refused = self._topics.existing()
                 self._next_names_s = time.monotonic() + self._job.topics_interval_s
+            if self._records is not None:
+                copied = self._records.points.copied()
+                return measure_record_lag(self._source_reader, self._target_reader, self.names, copied)
             return measure_lag(self._source_reader, self._target_reader, self.names)
 
     def goal(self) -> dict[TopicPartition, int]:
-        """Returns the ends of the source now, by partitions of the target, also of topics to be created."""
+        """Returns the ends of the source now, also of topics that are to be created in the target.
+
+        They are by partitions of the target for the same offsets, otherwise by those of the source.
+        """
         with self._lock:
             names = self._topics.mirrored()
             topics = self._source_reader.describe(sorted(names))
@@ -348,6 +441,8 @@ class ClusterObserver:
                 TopicPartition(topic, n) for topic, seen in topics.items() for n in range(seen.partitions)
             ]
             latest = self._source_reader.list_offsets(dict.fromkeys(items, LATEST))
+            if self._records is not None:
+                return latest
             return {TopicPartition(names[item.topic], item.partition): end for item, end in latest.items()}
 
     def copy_positions(self, lag: MirrorLag) -> int:

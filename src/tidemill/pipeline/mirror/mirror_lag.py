@@ -17,7 +17,7 @@ from tidemill.client.errors import ClientError
 from tidemill.client.range_reader import RangeReader
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import BASE_TIMESTAMP, CURRENT_MAGIC, MAGIC, RECORDS
-from tidemill.wire.list_offset_timestamps import LATEST
+from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 
 AGES_MAX = 20
 """Partitions whose first missing batch is read for its age in one measurement: those with the largest lag."""
@@ -64,12 +64,50 @@ def measure_lag(
         for number in range(min(seen.partitions, mirrors[names[topic]].partitions))
     }
     ends = target.list_offsets(dict.fromkeys(items.values(), LATEST))
-    latest = source.list_offsets(dict.fromkeys(items, LATEST))
-    messages = {item: max(0, latest[item] - ends[mirror]) for item, mirror in items.items()}
+    return _lag(source, {item: ends[mirror] for item, mirror in items.items()}, ends, now_s)
+
+
+def measure_record_lag(
+    source: RangeReader,
+    target: RangeReader,
+    names: Mapping[str, str],
+    copied: Mapping[TopicPartition, int],
+    now_s: float | None = None,
+) -> MirrorLag:
+    """As :func:`measure_lag`, for records with new offsets.
+
+    ``copied`` has the offsets that the mirror has reached at the source. Both readers are read_committed: an
+    open transaction of the source is no lag, since nobody can read it yet.
+    """
+    mirrors = target.describe(sorted(names.values()))
+    topics = source.describe(sorted(names))
+    items = [
+        TopicPartition(topic, number) for topic, seen in topics.items() for number in range(seen.partitions)
+    ]
+    earliest = source.list_offsets({item: EARLIEST for item in items if item not in copied})
+    ends = target.list_offsets(
+        {
+            TopicPartition(name, number): LATEST
+            for name, seen in mirrors.items()
+            for number in range(seen.partitions)
+        }
+    )
+    reached = {item: copied[item] if item in copied else earliest[item] for item in items}
+    return _lag(source, reached, ends, now_s)
+
+
+def _lag(
+    source: RangeReader,
+    reached: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
+    now_s: float | None,
+) -> MirrorLag:
+    latest = source.list_offsets(dict.fromkeys(reached, LATEST))
+    messages = {item: max(0, latest[item] - offset) for item, offset in reached.items()}
     behind = sorted((item for item, lag in messages.items() if lag), key=lambda item: -messages[item])
     seconds: dict[TopicPartition, float] = {}
     for item in behind[:AGES_MAX]:
-        time_ms = _time_of_first(source, item, ends[items[item]], latest[item])
+        time_ms = _time_of_first(source, item, reached[item], latest[item])
         if time_ms >= 0:
             seconds[item] = max(0.0, (time.time() if now_s is None else now_s) - time_ms / 1000)
     return MirrorLag(messages, seconds, ends)

@@ -32,6 +32,16 @@ NOT_COPIED = frozenset(
 MIN_INSYNC = "min.insync.replicas"
 CLEANUP_POLICY = "cleanup.policy"
 
+OWN_TIMES = {
+    "message.timestamp.type": "CreateTime",
+    "message.timestamp.before.max.ms": str((1 << 63) - 1),
+    "message.timestamp.after.max.ms": str((1 << 63) - 1),
+    "message.timestamp.difference.max.ms": str((1 << 63) - 1),
+}
+"""Settings with which a new topic accepts and keeps the timestamps of ordinary records: not copied, as
+MirrorMaker's ``config.properties.exclude``.
+"""
+
 TOPIC_SOURCE = "topic"
 """The source of a setting of the topic itself (:data:`tidemill.client.admin_types.SOURCES`)."""
 
@@ -103,12 +113,12 @@ def plan_topics(
         replicas = _replicas(state, settings) if existing is None else existing.replication_factor
         configs = _copied_configs(state.configs, replicas, settings)
         if existing is None:
-            own = {MIRROR_STATE: ACTIVE} if settings.same_offsets else {}
+            own = {MIRROR_STATE: ACTIVE} if settings.same_offsets else _own_times(settings)
             changes.created[name] = NewTopic(name, state.partitions, replicas, {**configs, **own})
             continue
         if existing.partitions < state.partitions:
             changes.grown[name] = state.partitions
-        different = _different(configs, existing.configs)
+        different = _different(configs, existing.configs, _not_copied(settings))
         if different:
             changes.configured[name] = different
     return changes
@@ -147,18 +157,28 @@ def _copied_configs(configs: Mapping[str, str], replicas: int, settings: TargetS
     copied = {
         key: value
         for key, value in configs.items()
-        if key not in NOT_COPIED and (not settings.keys or key in settings.keys)
+        if key not in _not_copied(settings) and (not settings.keys or key in settings.keys)
     }
     if MIN_INSYNC in copied:
         copied[MIN_INSYNC] = str(min(int(copied[MIN_INSYNC]), max(1, replicas)))
     return copied
 
 
-def _different(wanted: Mapping[str, str], existing: Mapping[str, str]) -> dict[str, str | None]:
+def _not_copied(settings: TargetSettings) -> frozenset[str]:
+    return NOT_COPIED if settings.same_offsets else NOT_COPIED.union(OWN_TIMES)
+
+
+def _own_times(settings: TargetSettings) -> dict[str, str]:
+    return {key: value for key, value in OWN_TIMES.items() if key in settings.keys}
+
+
+def _different(
+    wanted: Mapping[str, str], existing: Mapping[str, str], not_copied: frozenset[str]
+) -> dict[str, str | None]:
     changed: dict[str, str | None] = {
         key: value for key, value in wanted.items() if existing.get(key) != value
     }
-    changed |= {key: None for key in existing if key not in wanted and key not in NOT_COPIED}
+    changed |= {key: None for key in existing if key not in wanted and key not in not_copied}
     return changed
 
 

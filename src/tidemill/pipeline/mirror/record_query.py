@@ -1,0 +1,387 @@
+"""The query that writes the records of a source as ordinary records, with offsets of the target.
+
+Each micro-batch is written by the exactly-once sink, under the id that Spark's checkpoint gives the query: a
+micro-batch that is repeated adds nothing. A partition of the source is one task, so that its records stay in
+their order. They keep their partition where the target has as many as the source. Elsewhere the sink chooses
+by the key.
+
+Sync points (:mod:`.sync_points`) are stored before the first batch of a partition is written, and after each
+batch. If the process ends between the two, the batch is repeated, and its points are made then.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pyspark.sql import Column, DataFrame, Observation, SparkSession, functions
+
+from tidemill.client.admin import Admin
+from tidemill.client.errors import ClientError
+from tidemill.client.range_reader import RangeReader
+from tidemill.log.system_files import SystemFiles
+from tidemill.model.errors import ErrorCode
+from tidemill.model.types import TopicPartition
+from tidemill.pipeline.jobs.earlier_loads import position_after
+from tidemill.pipeline.jobs.preflight_checks import AVAILABLE_NOW
+from tidemill.pipeline.mirror.copy_options import CopyOptions
+from tidemill.pipeline.mirror.copy_source import every_record
+from tidemill.pipeline.mirror.record_source import FORMAT, RecordOptions, committed_only
+from tidemill.pipeline.mirror.sync_points import NO_POINTS, SyncPoint, SyncPoints, TopicIds, parse_sync_points
+from tidemill.pipeline.options import AT_LEAST_ONCE, EXACTLY_ONCE
+from tidemill.pipeline.stream_offsets import StreamPosition
+from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming import StreamingQuery
+
+logger = logging.getLogger("tidemill.pipeline")
+
+POINTS_FILE: Final = "tidemill-sync-points.json"
+STABLE_S: Final = 5.0
+"""How long a batch waits until the markers of its transactions are written in all partitions."""
+STABLE_PAUSE_S: Final = 0.02
+NO_TRANSACTION: Final = "tidemill-mirror-none"
+"""A transactional id that no producer has: only whether brokers answer is of interest."""
+SINK_SETTINGS: Final = {"max.request.size": str(32 * 1024 * 1024)}
+"""Records that the source has accepted are not refused by the client; the target has a limit of its own."""
+
+
+class BatchEnds(NamedTuple):
+    """The start and the end of a micro-batch, at the source."""
+
+    number: int
+    start: StreamPosition
+    end: StreamPosition
+
+    def changed(self, topic: str) -> frozenset[int]:
+        """Returns the partitions of a topic whose position moves in the batch."""
+        part = self.end.topics[topic]
+        before = self.first(topic)
+        return frozenset(number for number, offset in part.next.items() if before.get(number) != offset)
+
+    def first(self, topic: str) -> Mapping[int, int]:
+        """Returns the start of the partitions that were read before."""
+        before = self.start.topics.get(topic)
+        return {} if before is None or before.topic_id != self.end.topics[topic].topic_id else before.next
+
+
+class TargetTopic(NamedTuple):
+    """A topic of a micro-batch, and its mirror."""
+
+    name: str
+    ids: TopicIds
+    reached: Mapping[int, int]
+    """The end of the batch, by the source's partition."""
+    changed: frozenset[int]
+    """The source's partitions whose position moves in the batch."""
+    sources: int
+    targets: int
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether the sink chooses the partition of each record.
+
+        A source with more partitions than its mirror has just grown, and its mirror grows next.
+        """
+        return self.targets > self.sources
+
+    def numbers(self) -> range:
+        """Returns the numbers of the partitions of both."""
+        return range(max(*self.reached, self.targets - 1) + 1)
+
+
+class RecordQuery:
+    """The query of one source. Spark calls :meth:`write_batch` in a thread of its own."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        options: RecordOptions,
+        alias: str,
+        checkpoint: Path,
+        trigger: str,
+        on_written: Callable[[int, int], None],
+    ) -> None:
+        self._spark = spark
+        self._options = options
+        self._alias = alias
+        self._checkpoint = checkpoint
+        self._trigger = trigger
+        self._on_written = on_written
+        self._files = SystemFiles()
+        self._clients: RecordClients | None = None
+        self._delivery = ""
+        self.points = self._stored_points()
+        """The current sync points; replaced as a whole."""
+        self.failure: BaseException | None = None
+        """The error of the last batch."""
+
+    def start(self) -> StreamingQuery:
+        """Starts the query."""
+        self.failure = None
+        rows = self._spark.readStream.format(FORMAT).options(**self._options.to_options()).load()
+        writer = (
+            rows.writeStream.queryName(f"mirror-{self._alias}")
+            .foreachBatch(self.write_batch)
+            .option("checkpointLocation", str(self._checkpoint))
+        )
+        if self._trigger == AVAILABLE_NOW:
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=self._trigger).start()
+
+    def write_batch(self, frame: DataFrame, batch: int) -> None:
+        """Writes a micro-batch, and stores its sync points."""
+        try:
+            self._write_batch(frame, self._ends(batch))
+        except BaseException as problem:
+            self.failure = problem
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Closes the connections."""
+        if self._clients is not None:
+            self._clients.close()
+            self._clients = None
+
+    def _connected(self) -> RecordClients:
+        if self._clients is None:
+            self._clients = RecordClients(self._options.copy)
+        return self._clients
+
+    def _write_batch(self, frame: DataFrame, ends: BatchEnds) -> None:
+        topics = self._connected().topics(ends)
+        self._store(self._first_points(ends, topics))
+        seen = Observation(f"mirror-{self._alias}-{ends.number}")
+        self._write(self._renamed(frame.observe(seen, *_counts()), topics), ends.number)
+        self._store(self._next_points(ends, topics))
+        counted = seen.get
+        self._on_written(int(counted["records"] or 0), int(counted["bytes"] or 0))
+
+    def _renamed(self, frame: DataFrame, topics: Mapping[str, TargetTopic]) -> DataFrame:
+        spread = [topic for topic, seen in topics.items() if seen.is_spread]
+        partition = functions.col("partition")
+        if spread:
+            partition = functions.when(functions.col("topic").isin(spread), functions.lit(None)).otherwise(
+                partition
+            )
+        prefix = self._options.copy.names.prefix
+        return frame.select(
+            "key",
+            "value",
+            "headers",
+            "timestamp",
+            functions.concat(functions.lit(prefix), functions.col("topic")).alias("topic"),
+            partition.cast("int").alias("partition"),
+        )
+
+    def _write(self, rows: DataFrame, batch: int) -> None:
+        if not self._delivery:
+            self._delivery = delivery_for(self._options.copy.target)
+        options = {
+            f"kafka.{key}": value for key, value in {**SINK_SETTINGS, **self._options.copy.target}.items()
+        }
+        options["delivery"] = self._delivery
+        if self._delivery == EXACTLY_ONCE:
+            options |= {"writeId": f"mirror-{self._query_id()}", "batchId": str(batch)}
+        rows.write.format("tidemill").options(**options).mode("append").save()
+
+    def _query_id(self) -> str:
+        """Returns the id of the query, which Spark has stored in the checkpoint before the first batch."""
+        return str(json.loads((self._checkpoint / "metadata").read_text())["id"])
+
+    def _ends(self, batch: int) -> BatchEnds:
+        start = position_after(self._checkpoint, batch - 1) if batch > 0 else StreamPosition({})
+        return BatchEnds(batch, start, position_after(self._checkpoint, batch))
+
+    # -- sync points ---------------------------------------------------------------------------------------
+
+    def _stored_points(self) -> SyncPoints:
+        path = str(self._checkpoint / POINTS_FILE)
+        return parse_sync_points(self._files.read(path)) if self._files.exists(path) else NO_POINTS
+
+    def _store(self, points: SyncPoints) -> None:
+        if points is not self.points:
+            self._files.replace(str(self._checkpoint / POINTS_FILE), points.encode())
+            self.points = points
+
+    def _first_points(self, ends: BatchEnds, topics: Mapping[str, TargetTopic]) -> SyncPoints:
+        """Adds points to partitions that have none, before anything is written to them."""
+        lacking = {}
+        for topic, seen in topics.items():
+            known = self.points.of(topic, seen.ids)
+            numbers = [
+                number
+                for number in seen.numbers()
+                if known.lacks(number, source=number in seen.reached, target=number < seen.targets)
+            ]
+            if numbers:
+                lacking[topic] = numbers
+        if not lacking:
+            return self.points
+        starts = self._connected().starts(ends, lacking, topics)
+        return self._added(ends.number - 1, topics, lacking, starts)
+
+    def _next_points(self, ends: BatchEnds, topics: Mapping[str, TargetTopic]) -> SyncPoints:
+        """Adds the points after the batch."""
+        wanted = {}
+        for topic, seen in topics.items():
+            is_spread = seen.is_spread or self.points.of(topic, seen.ids).is_spread
+            if seen.changed:
+                wanted[topic] = sorted(seen.numbers() if is_spread else seen.changed)
+        reached = {
+            TopicPartition(topic, number): offset
+            for topic in wanted
+            for number, offset in topics[topic].reached.items()
+        }
+        return self._added(ends.number, topics, wanted, reached)
+
+    def _added(
+        self,
+        batch: int,
+        topics: Mapping[str, TargetTopic],
+        numbers: Mapping[str, Sequence[int]],
+        reached: Mapping[TopicPartition, int],
+    ) -> SyncPoints:
+        """Adds points of these partitions, at the current ends of the target."""
+        items = [
+            TopicPartition(topics[topic].name, number)
+            for topic, some in numbers.items()
+            for number in some
+            if number < topics[topic].targets
+        ]
+        targets = self._connected().target_ends(items)
+        points = self.points
+        for topic, some in numbers.items():
+            seen = topics[topic]
+            added = {
+                number: SyncPoint(
+                    batch,
+                    reached.get(TopicPartition(topic, number)),
+                    targets.get(TopicPartition(seen.name, number)),
+                )
+                for number in some
+            }
+            points = points.with_points(topic, seen.ids, added, is_spread=seen.is_spread)
+        return points
+
+
+def _counts() -> list[Column]:
+    sizes = [functions.coalesce(functions.octet_length(name), functions.lit(0)) for name in ("key", "value")]
+    return [
+        functions.count(functions.lit(1)).alias("records"),
+        functions.sum(sizes[0] + sizes[1]).alias("bytes"),
+    ]
+
+
+def delivery_for(target: Mapping[str, str]) -> str:
+    """Returns the delivery of the sink that the target supports. Raises ClientError.
+
+    Exactly once needs ListTransactions, which Apache Kafka has from 3.0 on. Without it, a micro-batch that is
+    repeated is in the target twice.
+    """
+    with Admin(None, target) as admin:
+        try:
+            admin.list_transactions(states=["Ongoing"], pattern=NO_TRANSACTION)
+        except ClientError as problem:
+            if problem.code is not ErrorCode.UNSUPPORTED_VERSION:
+                raise
+            if not _lists_transactions(admin):
+                logger.warning(
+                    "the target has no transactions as the exactly-once sink needs them (Apache Kafka from "
+                    "3.0 on): records that are written again after a failure are there twice"
+                )
+                return AT_LEAST_ONCE
+    return EXACTLY_ONCE
+
+
+def _lists_transactions(admin: Admin) -> bool:
+    """Whether a broker lists transactions without a filter by name, which came later."""
+    try:
+        admin.list_transactions(states=["Ongoing"])
+    except ClientError as problem:
+        if problem.code is ErrorCode.UNSUPPORTED_VERSION:
+            return False
+        raise
+    return True
+
+
+class RecordClients:
+    """The clients of both clusters that batches use. Its methods raise ClientError."""
+
+    def __init__(self, options: CopyOptions) -> None:
+        self._names = options.names
+        self._source = RangeReader(None, committed_only(options.source))
+        self._target = RangeReader(None, committed_only(options.target))
+        self._target_ends = RangeReader(None, every_record(options.target))
+
+    def topics(self, ends: BatchEnds) -> dict[str, TargetTopic]:
+        """Returns the topics of a micro-batch and their mirrors; without those that nothing is written to and
+        that have no mirror any more.
+        """
+        topics = sorted(ends.end.topics)
+        sources = self._source.describe(topics)
+        mirrors = self._target.describe([self._names.target_of(topic) for topic in topics])
+        found = {}
+        for topic in topics:
+            part, name, changed = ends.end.topics[topic], self._names.target_of(topic), ends.changed(topic)
+            needed = max(part.next, default=-1) + 1
+            mirror = mirrors.get(name)
+            if mirror is None or mirror.partitions < needed:
+                if changed:
+                    raise ClientError(
+                        f"the target has no topic {name} with {needed} partitions yet: the mirror creates it",
+                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                        topic=name,
+                    )
+                continue
+            if needed:
+                count = max(needed, sources[topic].partitions if topic in sources else 0)
+                ids = TopicIds(part.topic_id, mirror.topic_id)
+                found[topic] = TargetTopic(name, ids, part.next, changed, count, mirror.partitions)
+        return found
+
+    def starts(
+        self, ends: BatchEnds, numbers: Mapping[str, Sequence[int]], topics: Mapping[str, TargetTopic]
+    ) -> dict[TopicPartition, int]:
+        """Returns the starts of partitions: the earliest offset of those that were not read before."""
+        found: dict[TopicPartition, int] = {}
+        new: dict[TopicPartition, int] = {}
+        there = self._source.describe(sorted(numbers))
+        for topic, some in numbers.items():
+            first, reached = ends.first(topic), topics[topic].reached
+            for number in some:
+                item = TopicPartition(topic, number)
+                if number in first:
+                    found[item] = first[number]
+                elif number in reached and topic in there:
+                    new[item] = reached[number]
+                elif number in reached:
+                    found[item] = 0
+        earliest = self._source.list_offsets(dict.fromkeys(new, EARLIEST))
+        return {**found, **{item: min(offset, new[item]) for item, offset in earliest.items()}}
+
+    def target_ends(self, items: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Returns the ends of partitions for readers of committed records.
+
+        Waits until the markers of the batch's transactions are written. An open transaction of another
+        producer ends the wait, and the ends are those before it.
+        """
+        wanted = dict.fromkeys(items, LATEST)
+        deadline = time.monotonic() + STABLE_S
+        while True:
+            ends = self._target_ends.list_offsets(wanted)
+            stable = self._target.list_offsets(wanted)
+            if time.monotonic() >= deadline or all(stable[item] >= ends[item] for item in items):
+                return stable
+            time.sleep(STABLE_PAUSE_S)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        for client in (self._source, self._target, self._target_ends):
+            client.close()

@@ -19,6 +19,7 @@ from tidemill.client.group_requests import CONSUMER_PROTOCOL
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.batch_planning import Offsets
+from tidemill.pipeline.mirror.loops import GROUP_PREFIX
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
 
 logger = logging.getLogger("tidemill.pipeline")
@@ -61,8 +62,8 @@ def plan_positions(source: Positions, target: Positions, written: Offsets, ends:
 class GroupSync:
     """Copies the positions of all groups that a filter selects. The admin clients are the caller's.
 
-    ``translate`` converts positions of the source to those of the target; it omits partitions that are not
-    mirrored, and positions that it does not know yet.
+    ``translate`` converts positions of a group at the source to those of the target. It omits partitions that
+    are not mirrored, and positions that it does not know yet.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class GroupSync:
         source: Admin,
         target: Admin,
         wanted: TopicFilter,
-        translate: Callable[[Positions], Positions],
+        translate: Callable[[str, Positions], Positions],
     ) -> None:
         self._source = source
         self._target = target
@@ -88,8 +89,10 @@ class GroupSync:
         """
         left: list[str] = []
         for listing in self._source.list_groups():
-            if listing.protocol_type not in ("", CONSUMER_PROTOCOL) or not self._wanted.matches(
-                listing.group_id
+            if (
+                listing.protocol_type not in ("", CONSUMER_PROTOCOL)
+                or not self._wanted.matches(listing.group_id)
+                or listing.group_id.startswith(GROUP_PREFIX)
             ):
                 continue
             try:
@@ -104,7 +107,7 @@ class GroupSync:
 
     def _copy(self, group: str, ends: Offsets) -> bool:
         committed = self._source.group_offsets(group)
-        source = self._translate(committed)
+        source = self._translate(group, committed)
         if not source:
             return True
         existing = self._target.group_offsets(group, list(source))

@@ -26,8 +26,9 @@ from tidemill.pipeline.jobs.preflight_checks import AVAILABLE_NOW, check_folder,
 from tidemill.pipeline.mirror.copy_options import CopyOptions
 from tidemill.pipeline.mirror.copy_source import FORMAT, MirrorDataSource, every_record
 from tidemill.pipeline.mirror.group_sync import GroupSync, Positions, same_positions
+from tidemill.pipeline.mirror.loops import mark_topics, refuse_same_cluster
 from tidemill.pipeline.mirror.mirror_lag import MirrorLag, MirrorMetrics, measure_lag, measure_record_lag
-from tidemill.pipeline.mirror.position_translation import PositionTranslation
+from tidemill.pipeline.mirror.position_translation import MergedPositions, PositionTranslation
 from tidemill.pipeline.mirror.query_failures import Verdict, verdict_on
 from tidemill.pipeline.mirror.record_query import RecordQuery
 from tidemill.pipeline.mirror.record_source import (
@@ -86,6 +87,11 @@ class MirrorJob:
     fail_on_data_loss: bool = True
     """Whether ordinary records that the source has deleted before they were copied end the mirror."""
 
+    @property
+    def merges(self) -> bool:
+        """Whether topics of several sources may have the same name in the target."""
+        return len(self.sources) > 1 and not self.prefixed and not self.same_offsets
+
     def names_of(self, source: MirrorSource) -> TargetNames:
         """Returns the naming of a source's topics in the target."""
         return prefixed_names(source.alias, self.target.alias) if self.prefixed else TargetNames()
@@ -125,7 +131,8 @@ def mirror(
         with Admin(None, job.target.client) as target:
             refuse_without_mirrors(target, job.target.client["bootstrap.servers"])
     with locked_checkpoint(job.checkpoint):
-        runs = [SourceRun(spark, job, source, metrics) for source in job.sources]
+        merged = MergedPositions(source.alias for source in job.sources) if job.merges else None
+        runs = [SourceRun(spark, job, source, metrics, merged) for source in job.sources]
         try:
             for run in runs:
                 run.start()
@@ -178,7 +185,12 @@ class SourceRun:
     """The query of one source, and the thread that copies positions and measures lag."""
 
     def __init__(
-        self, spark: SparkSession, job: MirrorJob, source: MirrorSource, metrics: MirrorMetrics | None
+        self,
+        spark: SparkSession,
+        job: MirrorJob,
+        source: MirrorSource,
+        metrics: MirrorMetrics | None,
+        merged: MergedPositions | None = None,
     ) -> None:
         self._spark = spark
         self._job = job
@@ -187,18 +199,27 @@ class SourceRun:
         self._query: StreamingQuery | None = None
         self._last_batch = -1
         self._copy_problem = ""
+        self._config_error: ConfigError | None = None
         self._restarts = 0
         self._restart_at_s = 0.0
         self._stopping = threading.Event()
         self._records = None if job.same_offsets else self._record_query()
-        self._observer = ClusterObserver(job, source, self._records)
+        self._observer = ClusterObserver(job, source, self._records, merged)
         self._thread = threading.Thread(target=self._observe, name=f"mirror-{source.alias}", daemon=True)
         self._goal: dict[TopicPartition, int] = {}
         """The ends of the source at the start, for ``available-now`` (:meth:`ClusterObserver.goal`)."""
         self.progress = SourceProgress(source.alias)
 
     def start(self) -> None:
-        """Starts the query and the thread. Raises ClientError."""
+        """Starts the query and the thread. Raises ClientError, and ConfigError for a loop."""
+        try:
+            self._observer.refuse_same_cluster()
+        except (ClientError, OSError) as problem:
+            if self._job.trigger == AVAILABLE_NOW or (
+                isinstance(problem, ClientError) and not problem.retriable
+            ):
+                raise
+            logger.warning("the mirror of %s begins without a cluster: %s", self._source.alias, problem)
         if self._job.trigger == AVAILABLE_NOW:
             self._goal = self._observer.goal()
         self._query = self._start_query()
@@ -206,6 +227,8 @@ class SourceRun:
 
     def has_ended(self) -> bool:
         """Whether all is copied (``available-now``). Raises the error that ends the query."""
+        if self._config_error is not None:
+            raise self._config_error
         query = self._query
         if query is None:
             if time.monotonic() >= self._restart_at_s:
@@ -262,7 +285,12 @@ class SourceRun:
         job = self._job
         return RecordQuery(
             self._spark,
-            RecordOptions(self._copy_options(), job.offsets_max, job.fail_on_data_loss),
+            RecordOptions(
+                self._copy_options(),
+                job.offsets_max,
+                job.fail_on_data_loss,
+                not job.merges or self._source is job.sources[0],
+            ),
             self._source.alias,
             Path(job.checkpoint) / self._source.alias,
             job.trigger,
@@ -344,6 +372,7 @@ class SourceRun:
         next_groups_s = 0.0
         while not self._stopping.wait(MEASURE_S if self.progress.lag is not None else 0.2):
             try:
+                self._observer.refuse_same_cluster()
                 lag = self._observer.measure()
                 self.progress.lag, self.progress.topics = lag, len(self._observer.names)
                 self.progress.refused = self._observer.refused
@@ -353,6 +382,8 @@ class SourceRun:
                 if time.monotonic() >= next_groups_s:
                     self._copy_positions(lag)
                     next_groups_s = time.monotonic() + self._job.groups_interval_s
+            except ConfigError as problem:
+                self._config_error = problem
             except (TidemillError, OSError) as problem:
                 self.progress.waiting = str(problem)
                 logger.info("the mirror of %s: %s", self._source.alias, problem)
@@ -369,14 +400,24 @@ class SourceRun:
         self.progress.refused = self._observer.refused
         self._copy_positions(lag)
         reached = lag.ends if self._records is None else self._records.points.copied()
-        return all(reached.get(item, -1) >= end for item, end in self._goal.items())
+        is_copied = all(reached.get(item, -1) >= end for item, end in self._goal.items())
+        return is_copied and (self._job.groups is None or self._observer.knows_positions)
 
 
 class ClusterObserver:
     """The clients of the job's own process, for one source. Its methods raise ClientError."""
 
-    def __init__(self, job: MirrorJob, source: MirrorSource, records: RecordQuery | None = None) -> None:
+    def __init__(
+        self,
+        job: MirrorJob,
+        source: MirrorSource,
+        records: RecordQuery | None = None,
+        merged: MergedPositions | None = None,
+    ) -> None:
         self._job = job
+        self._alias = source.alias
+        self._merged = merged
+        self._cluster_is_checked = False
         self._records = records
         settings = every_record if records is None else committed_only
         self._source_reader = RangeReader(None, settings(source.client))
@@ -413,16 +454,31 @@ class ClusterObserver:
             )
         )
 
-    def _translate(self, positions: Positions) -> Positions:
+    def _translate(self, group: str, positions: Positions) -> Positions:
         if self._translation is None:
             return same_positions(self.names)(positions)
-        return self._translation.translate(positions)
+        translated = self._translation.translate(positions)
+        return translated if self._merged is None else self._merged.merge(self._alias, group, translated)
+
+    def refuse_same_cluster(self) -> None:
+        """Raises ConfigError if the source is the target, once both can be reached."""
+        with self._lock:
+            if not self._cluster_is_checked:
+                refuse_same_cluster(self._source_admin, self._target_admin, self._alias)
+                self._cluster_is_checked = True
+
+    @property
+    def knows_positions(self) -> bool:
+        """Whether the positions of all sources that are merged are known."""
+        return self._merged is None or self._merged.is_complete
 
     def measure(self) -> MirrorLag:
         """Measures the lag now."""
         with self._lock:
             if time.monotonic() >= self._next_names_s:
                 self.names, self.refused = self._topics.existing()
+                if self._records is not None and not self._job.prefixed:
+                    mark_topics(self._source_admin, self._target_admin, self.names.values())
                 self._next_names_s = time.monotonic() + self._job.topics_interval_s
             if self._records is not None:
                 copied = self._records.points.copied()
@@ -451,6 +507,8 @@ class ClusterObserver:
             return 0
         with self._lock:
             self._groups.run(lag.ends)
+            if self._merged is not None:
+                self._merged.finish(self._alias)
             return self._groups.copied
 
     def is_mirror(self, name: str) -> bool:

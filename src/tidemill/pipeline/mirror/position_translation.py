@@ -13,11 +13,13 @@ The result is exact if only one partition of one source is copied to the partiti
 else writes there, and the source has the records after the point that it had when they were copied.
 
 In a topic that is spread over other partitions, each one has records of all partitions of the source: the
-positions are those of the last point before which the group has read everything.
+positions are those of the last point before which the group has read everything. Of sources that are merged
+into a topic, the one that a group is furthest behind in decides (:class:`MergedPositions`).
 """
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
@@ -176,11 +178,42 @@ class PositionTranslation:
         return self._kept[key]
 
 
-def merged(positions: Iterable[Positions]) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Returns the smallest positions of a group in several sources that are merged into the same topics."""
-    found: dict[TopicPartition, OffsetAndMetadata] = {}
-    for one in positions:
-        for item, position in one.items():
-            if item not in found or position.offset < found[item].offset:
-                found[item] = position
-    return found
+class MergedPositions:
+    """The positions of groups in topics that several sources are merged into: the smallest of all sources.
+
+    Until each source has reported its groups once, none are known. Threads may share it.
+    """
+
+    def __init__(self, aliases: Iterable[str]) -> None:
+        self._lock = threading.Lock()
+        self._waiting = set(aliases)
+        self._known: dict[str, dict[str, Positions]] = {alias: {} for alias in self._waiting}
+        """The positions in the target by source and group."""
+        self._current: dict[str, dict[str, Positions]] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each source has reported."""
+        return not self._waiting
+
+    def merge(self, alias: str, group: str, positions: Positions) -> Positions:
+        """Notes the positions of a source's group, and returns those of the group in all sources."""
+        with self._lock:
+            self._current.setdefault(alias, {})[group] = positions
+            if self._waiting:
+                return {}
+            others = [
+                groups[group] for name, groups in self._known.items() if name != alias and group in groups
+            ]
+            found = dict(positions)
+            for other in others:
+                for item, position in other.items():
+                    if item not in found or position.offset < found[item].offset:
+                        found[item] = position
+            return found
+
+    def finish(self, alias: str) -> None:
+        """Notes that a source has reported all groups."""
+        with self._lock:
+            self._known[alias] = self._current.pop(alias, {})
+            self._waiting.discard(alias)

@@ -67,6 +67,8 @@ class RecordOptions(NamedTuple):
     copy: CopyOptions
     offsets_max: int = OFFSETS_MAX
     fail_on_data_loss: bool = True
+    follows_configs: bool = True
+    """Whether the settings of topics follow this source's: of sources that are merged, only the first's."""
 
     def to_options(self) -> dict[str, str]:
         """Returns the options of the data source."""
@@ -74,6 +76,7 @@ class RecordOptions(NamedTuple):
             **self.copy.to_options(),
             "offsetsMax": str(self.offsets_max),
             "failOnDataLoss": str(self.fail_on_data_loss).lower(),
+            "followsConfigs": str(self.follows_configs).lower(),
         }
 
 
@@ -84,6 +87,7 @@ def parse_record_options(options: Mapping[str, str]) -> RecordOptions:
         parse_copy_options(options),
         int(given.get("offsetsmax", OFFSETS_MAX)),
         given.get("failondataloss", "true") == "true",
+        given.get("followsconfigs", "true") == "true",
     )
 
 
@@ -192,7 +196,7 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _connected(self) -> RecordClusters:
         if self._clusters is None:
-            self._clusters = RecordClusters(self._options.copy)
+            self._clusters = RecordClusters(self._options)
         return self._clusters
 
     def _advance(self, position: StreamPosition) -> tuple[ClusterView, Advance]:
@@ -252,8 +256,8 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class RecordClusters:
     """The clients of both clusters that planning uses."""
 
-    def __init__(self, options: CopyOptions) -> None:
-        self._options = options
+    def __init__(self, given: RecordOptions) -> None:
+        self._options = options = given.copy
         self._source = RangeReader(None, committed_only(options.source))
         self._source_admin = Admin(None, options.source)
         self._target_admin = Admin(None, options.target)
@@ -264,6 +268,7 @@ class RecordClusters:
             options.names,
             replication_factor=options.replication_factor,
             same_offsets=False,
+            follows_configs=given.follows_configs,
         )
         self._names: dict[str, str] = {}
         self._partitions: dict[str, int] = {}

@@ -6,7 +6,7 @@ are never deleted, and partitions never removed, since the target has their reco
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tidemill.client.admin import Admin
@@ -15,8 +15,10 @@ from tidemill.client.errors import ClientError, topic_exists
 from tidemill.model.errors import ErrorCode
 from tidemill.model.mirror_state import ACTIVE, MIRROR_STATE, NO_MIRROR
 from tidemill.model.topic_names import name_problem
+from tidemill.pipeline.mirror.loops import marked_topics
 from tidemill.pipeline.mirror.target_names import TargetNames
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
+from tidemill.pipeline.sink_options import CONTROL_TOPIC
 
 NOT_COPIED = frozenset(
     {
@@ -87,6 +89,8 @@ class TargetSettings(NamedTuple):
     brokers: int
     same_offsets: bool
     """Whether new topics are mirrors with the offsets of the source."""
+    follows_configs: bool = True
+    """Whether the settings of topics that exist follow the source's."""
 
 
 def plan_topics(
@@ -95,15 +99,16 @@ def plan_topics(
     wanted: TopicFilter,
     names: TargetNames,
     settings: TargetSettings,
+    loops: Collection[str] = (),
 ) -> TopicChanges:
-    """Compares the topics of both clusters."""
+    """Compares the topics of both clusters. ``loops`` are topics of the source that the target writes."""
     changes = TopicChanges({}, {}, {}, {}, {}, set())
     for topic, state in sorted(source.items()):
         if not wanted.matches(topic):
             continue
         name = names.target_of(topic)
         existing = target.get(name)
-        reason = _refusal(topic, name, existing, names, settings)
+        reason = _refusal(topic, name, existing, names, settings) or _loop_of_same_names(topic, loops)
         if reason:
             changes.refused[topic] = reason
             continue
@@ -118,10 +123,21 @@ def plan_topics(
             continue
         if existing.partitions < state.partitions:
             changes.grown[name] = state.partitions
+        if not settings.follows_configs:
+            continue
         different = _different(configs, existing.configs, _not_copied(settings))
         if different:
             changes.configured[name] = different
     return changes
+
+
+def _loop_of_same_names(topic: str, loops: Collection[str]) -> str:
+    if topic not in loops:
+        return ""
+    return (
+        f"a mirror copies {topic} from the target to the source now, so that its records would be copied "
+        "again and again: deny the topic in one of the two mirrors, or mirror with prefixes"
+    )
 
 
 def _refusal(
@@ -131,6 +147,8 @@ def _refusal(
         return f"{topic} came from the target cluster: mirroring it back would be a loop"
     if problem := name_problem(name):
         return problem
+    if topic == CONTROL_TOPIC and not settings.same_offsets:
+        return f"{topic} has the decisions of exactly-once sinks, which concern its own cluster only"
     if existing is None or not settings.same_offsets or existing.is_mirror:
         return ""
     state = existing.configs.get(MIRROR_STATE, NO_MIRROR)
@@ -194,6 +212,7 @@ class TopicSync:
         *,
         replication_factor: int = -1,
         same_offsets: bool = True,
+        follows_configs: bool = True,
     ) -> None:
         self._source = source
         self._target = target
@@ -201,6 +220,7 @@ class TopicSync:
         self._names = names
         self._replication_factor = replication_factor
         self._same_offsets = same_offsets
+        self._follows_configs = follows_configs
 
     def run(self) -> TopicChanges:
         """Makes the changes, and returns them. Raises ClientError.
@@ -228,12 +248,19 @@ class TopicSync:
         source = read_topics(self._source, self._wanted)
         names = [self._names.target_of(topic) for topic in source]
         target = read_topics_named(self._target, names)
-        return plan_topics(source, target, self._wanted, self._names, self._settings())
+        loops: Collection[str] = ()
+        if not self._same_offsets and not self._names.prefix:
+            loops = marked_topics(self._source, self._target)
+        return plan_topics(source, target, self._wanted, self._names, self._settings(), loops)
 
     def _settings(self) -> TargetSettings:
         brokers = self._target.describe_cluster().brokers
         return TargetSettings(
-            topic_keys_of(self._target), self._replication_factor, len(brokers), self._same_offsets
+            topic_keys_of(self._target),
+            self._replication_factor,
+            len(brokers),
+            self._same_offsets,
+            self._follows_configs,
         )
 
     def _apply(self, changes: TopicChanges) -> None:

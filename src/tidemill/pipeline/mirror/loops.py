@@ -1,0 +1,74 @@
+"""Finds mirrors in a circle: a cluster that is mirrored to itself, and two mirrors of the same topics against
+each other.
+
+With the same names and new offsets nothing in a topic tells that its records came from the target. A mirror
+therefore commits a mark for each topic that it writes, in a group of the target that is named after the
+source. A mirror in the opposite direction finds these marks at its source. A mark has its time as metadata,
+and is valid for a while only: after a failover the same topics may be mirrored back.
+
+With prefixes the names tell (:mod:`.target_names`), and with the same offsets the state of the topic.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from tidemill.client.admin import Admin
+from tidemill.client.errors import ClientError
+from tidemill.client.group_offsets import OffsetAndMetadata
+from tidemill.model.errors import ConfigError
+from tidemill.model.types import TopicPartition
+
+logger = logging.getLogger("tidemill.pipeline")
+
+GROUP_PREFIX: Final = "tidemill-mirror."
+MARK_S: Final = 120.0
+"""How long a mark is valid. Marks are renewed whenever the topics are compared."""
+
+
+def refuse_same_cluster(source: Admin, target: Admin, alias: str) -> None:
+    """Raises ConfigError if both are one cluster."""
+    ids = [admin.describe_cluster().cluster_id for admin in (source, target)]
+    if ids[0] is not None and ids[0] == ids[1]:
+        raise ConfigError(
+            f"the source {alias} and the target are the same cluster (its id is {ids[0]}): each record would "
+            "be copied again and again. Name another cluster"
+        )
+
+
+def mark_topics(source: Admin, target: Admin, names: Iterable[str], now_s: float | None = None) -> None:
+    """Marks topics of the target as mirrors of this source."""
+    source_id = source.describe_cluster().cluster_id
+    mark = OffsetAndMetadata(0, -1, str(int((time.time() if now_s is None else now_s) * 1000)))
+    marks = {TopicPartition(name, 0): mark for name in names}
+    if source_id is None or not marks:
+        return
+    try:
+        target.alter_group_offsets(GROUP_PREFIX + source_id, marks)
+    except ClientError as problem:
+        if problem.retriable:
+            raise
+        logger.info("topics are not marked as mirrors, so that a loop is not noticed: %s", problem)
+
+
+def marked_topics(source: Admin, target: Admin, now_s: float | None = None) -> set[str]:
+    """Returns the topics of the source that a mirror of the target writes now."""
+    target_id = target.describe_cluster().cluster_id
+    if target_id is None:
+        return set()
+    since_ms = ((time.time() if now_s is None else now_s) - MARK_S) * 1000
+    try:
+        marks = source.group_offsets(GROUP_PREFIX + target_id)
+    except ClientError as problem:
+        if problem.retriable:
+            raise
+        logger.info("marks of mirrors cannot be read, so that a loop is not noticed: %s", problem)
+        return set()
+    return {item.topic for item, mark in marks.items() if _time_ms(mark.metadata) >= since_ms}
+
+
+def _time_ms(text: str) -> int:
+    return int(text) if text.isdecimal() else 0

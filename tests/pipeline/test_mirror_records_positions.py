@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -445,15 +446,11 @@ def test_topics_without_points_are_omitted() -> None:
     assert World().translated({0: 5}) == {}
 
 
-def test_an_unreachable_cluster_is_no_smaller_position() -> None:
+def test_an_unreachable_cluster_is_no_smaller_position(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     world.copy(Batch({0: "rrrr"}))
 
-    def fail(*_: Any) -> Iterator[Any]:
-        raise BrokerUnreachable("cut")
-        yield
-
-    world.source.read = fail  # type: ignore[method-assign]
+    monkeypatch.setattr(world.source, "read", Mock(side_effect=BrokerUnreachable("cut")))
     with pytest.raises(BrokerUnreachable):
         world.translated({0: 2})
 

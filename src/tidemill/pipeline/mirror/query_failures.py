@@ -65,7 +65,7 @@ def verdict_on(problem: BaseException) -> Verdict:
         return _verdict(type(problem).__name__, str(problem), problem.code)
     found = OURS.findall(str(problem))
     if not found:
-        if isinstance(problem, OSError):
+        if isinstance(problem, (ConnectionError, TimeoutError)):
             return Verdict.WAIT
         name = type(problem).__name__
         return Verdict.END if name in FATAL else Verdict.COUNT

@@ -1,0 +1,303 @@
+"""What a mirror of ordinary records reads, creates, refuses and repeats, decided without a cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidemill.client.errors import (
+    AuthenticationFailed,
+    BrokerUnreachable,
+    ClientError,
+    DataLoss,
+    FatalTransactionError,
+)
+from tidemill.client.group_offsets import OffsetAndMetadata
+from tidemill.model.errors import ConfigError, ErrorCode
+from tidemill.model.types import TopicPartition
+from tidemill.pipeline.batch_planning import ClusterView
+from tidemill.pipeline.mirror.copy_options import CopyOptions
+from tidemill.pipeline.mirror.loops import mark_topics, marked_topics, refuse_same_cluster
+from tidemill.pipeline.mirror.query_failures import Verdict, verdict_on
+from tidemill.pipeline.mirror.record_planning import MirrorDataLoss, changes_of, plan_advance, plan_batch
+from tidemill.pipeline.mirror.record_source import RecordOptions, parse_record_options
+from tidemill.pipeline.mirror.target_names import TargetNames, prefixed_names
+from tidemill.pipeline.mirror.topic_filter import ALL_NAMES, TopicFilter
+from tidemill.pipeline.mirror.topic_sync import TargetSettings, TopicState, plan_topics
+from tidemill.pipeline.stream_offsets import StreamPosition, TopicPosition, position_of
+
+ID, OTHER_ID = bytes(range(16)), bytes(16 * [7])
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def view(
+    earliest: dict[TopicPartition, int], latest: dict[TopicPartition, int], topic_id: bytes | None = ID
+) -> ClusterView:
+    return ClusterView({item.topic: topic_id for item in latest}, earliest, latest)
+
+
+def position(offsets: dict[TopicPartition, int], topic_id: bytes | None = ID) -> StreamPosition:
+    return position_of(offsets, {item.topic: topic_id for item in offsets})
+
+
+# -- what is read
+
+
+def test_new_topics_and_partitions_begin_at_their_earliest_record() -> None:
+    ahead = plan_advance(position({T0: 5}), view({T0: 0, T1: 30}, {T0: 9, T1: 40}))
+    assert (ahead.begin, ahead.end, ahead.absent, list(ahead.losses)) == (
+        {T0: 5, T1: 30},
+        {T0: 9, T1: 40},
+        {},
+        [],
+    )
+
+
+def test_a_source_that_ends_before_the_position_is_a_loss() -> None:
+    (loss,) = plan_advance(position({T0: 9}), view({T0: 0}, {T0: 5})).losses
+    assert "t-0 ends at 5, before the position 9" in loss
+
+
+def test_a_topic_that_was_deleted_keeps_its_place_and_is_no_loss() -> None:
+    before = position({T0: 9, TopicPartition("u", 0): 3})
+    there = view({T0: 0}, {T0: 9})
+    ahead = plan_advance(before, there)
+    assert (ahead.absent, list(ahead.losses)) == ({TopicPartition("u", 0): 3}, [])
+    (note,) = changes_of(before, there)
+    assert note.startswith("topic u is not at the source any more")
+
+
+def test_a_recreated_topic_begins_at_its_start_and_is_no_loss() -> None:
+    before, there = position({T0: 9}), view({T0: 2}, {T0: 4}, OTHER_ID)
+    ahead = plan_advance(before, there)
+    assert (ahead.begin, ahead.end, list(ahead.losses)) == ({T0: 2}, {T0: 4}, [])
+    (note,) = changes_of(before, there)
+    assert "topic t of the source was deleted and recreated" in note
+
+
+def test_a_batch_has_one_range_for_each_partition() -> None:
+    start, end = position({T0: 5}), position({T0: 9, T1: 40})
+    ranges, losses = plan_batch(start, end, view({T0: 0, T1: 30}, {T0: 10, T1: 40}))
+    assert [(one.partition, one.start, one.end, one.topic_id) for one in ranges] == [
+        (0, 5, 9, ID),
+        (1, 30, 40, ID),
+    ]
+    assert losses == []
+
+
+def test_records_that_were_deleted_before_they_were_read_are_a_loss() -> None:
+    ranges, (loss,) = plan_batch(position({T0: 5}), position({T0: 9}), view({T0: 7}, {T0: 10}))
+    assert [(one.start, one.end) for one in ranges] == [(7, 9)]
+    assert "offsets 5 to 6 of t-0 were deleted" in loss
+
+
+@pytest.mark.parametrize("there", [ClusterView({}, {}, {}), view({T0: 0}, {T0: 20}, OTHER_ID)])
+def test_a_topic_that_was_deleted_after_the_plan_is_left_out(there: ClusterView) -> None:
+    assert plan_batch(position({T0: 5}), position({T0: 9}), there) == ([], [])
+
+
+def test_a_batch_of_a_recreated_topic_begins_at_its_start() -> None:
+    ranges, losses = plan_batch(
+        position({T0: 5}), position({T0: 9}, OTHER_ID), view({T0: 1}, {T0: 9}, OTHER_ID)
+    )
+    assert ([(one.start, one.end) for one in ranges], losses) == ([(1, 9)], [])
+
+
+def test_topics_of_brokers_without_ids_continue() -> None:
+    before = StreamPosition({"t": TopicPosition(None, {0: 5})})
+    assert plan_advance(before, view({T0: 0}, {T0: 9}, None)).begin == {T0: 5}
+
+
+def test_options_are_parsed_as_they_were_given() -> None:
+    copy = CopyOptions(
+        {"bootstrap.servers": "a:1"},
+        {"bootstrap.servers": "b:1"},
+        TopicFilter("orders.*", "x"),
+        prefixed_names("east", "west"),
+        2,
+        0.5,
+        3,
+    )
+    options = RecordOptions(copy, 77, fail_on_data_loss=False, follows_configs=False)
+    given = {name.lower(): value for name, value in options.to_options().items()}
+    assert parse_record_options(given) == options
+    assert parse_record_options(RecordOptions(copy).to_options()) == RecordOptions(copy)
+
+
+# -- topics of the target
+
+KEYS = frozenset({"retention.ms", "segment.ms", "message.timestamp.type", "message.timestamp.after.max.ms"})
+SETTINGS = TargetSettings(KEYS, -1, 3, same_offsets=False)
+
+
+def plan(source: dict[str, TopicState], target: dict[str, TopicState] | None = None, **more: Any) -> Any:
+    given = {"names": TargetNames(), "settings": SETTINGS, "loops": (), **more}
+    return plan_topics(source, target or {}, ALL_NAMES, given["names"], given["settings"], given["loops"])
+
+
+def test_a_new_topic_keeps_the_times_of_records_and_is_no_mirror() -> None:
+    source = {"t": TopicState(2, 1, {"retention.ms": "9", "message.timestamp.type": "LogAppendTime"})}
+    assert plan(source).created["t"].configs == {
+        "retention.ms": "9",
+        "message.timestamp.type": "CreateTime",
+        "message.timestamp.after.max.ms": str(2**63 - 1),
+    }
+
+
+def test_settings_follow_the_source_but_those_of_times_do_not() -> None:
+    source = {"t": TopicState(2, 1, {"retention.ms": "9", "message.timestamp.type": "LogAppendTime"})}
+    target = {"t": TopicState(2, 1, {"message.timestamp.type": "CreateTime", "segment.ms": "5"})}
+    assert plan(source, target).configured == {"t": {"retention.ms": "9", "segment.ms": None}}
+    assert plan(source, target, settings=SETTINGS._replace(follows_configs=False)).configured == {}
+
+
+def test_an_ordinary_topic_of_the_target_gets_the_records() -> None:
+    changes = plan({"t": TopicState(3, 1, {})}, {"t": TopicState(2, 1, {})})
+    assert (changes.mirrored, changes.grown) == ({"t": "t"}, {"t": 3})
+
+
+def test_the_control_topic_of_the_sink_is_not_mirrored() -> None:
+    state = TopicState(16, 1, {})
+    assert "exactly-once sinks" in plan({"_tidemill_sink": state}).refused["_tidemill_sink"]
+
+
+def test_topics_in_a_loop_are_refused() -> None:
+    state = TopicState(1, 1, {})
+    changes = plan({"t": state, "u": state}, loops={"t"})
+    assert changes.mirrored == {"u": "u"}
+    assert "deny the topic in one of the two mirrors, or mirror with prefixes" in changes.refused["t"]
+
+
+# -- loops
+
+
+class Cluster:
+    """An admin client of a cluster with committed offsets."""
+
+    def __init__(self, cluster_id: str | None, failure: ClientError | None = None) -> None:
+        self.cluster_id = cluster_id
+        self.failure = failure
+        self.committed: dict[str, dict[TopicPartition, OffsetAndMetadata]] = {}
+
+    def describe_cluster(self) -> Cluster:
+        return self
+
+    def alter_group_offsets(self, group: str, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.committed.setdefault(group, {}).update(offsets)
+
+    def group_offsets(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
+        if self.failure is not None:
+            raise self.failure
+        return self.committed.get(group, {})
+
+
+def test_a_mirror_finds_the_topics_that_another_one_copies_from_its_target() -> None:
+    here: Any = Cluster("here")
+    there: Any = Cluster("there")
+    mark_topics(here, there, ["t", "u"], now_s=1_000.0)
+    mark_topics(here, there, ["u"], now_s=1_060.0)
+    assert marked_topics(there, here, now_s=1_060.0) == {"t", "u"}
+    assert marked_topics(there, here, now_s=1_130.0) == {"u"}
+    assert marked_topics(there, here, now_s=1_200.0) == set()
+    assert marked_topics(here, there, now_s=1_060.0) == set()
+    other: Any = Cluster("other")
+    assert marked_topics(there, other, now_s=1_060.0) == set()
+
+
+def test_other_metadata_is_no_mark() -> None:
+    here: Any = Cluster("here")
+    there: Any = Cluster("there")
+    there.committed["tidemill-mirror.here"] = {T0: OffsetAndMetadata(3, -1, "note")}
+    assert marked_topics(there, here) == set()
+
+
+def test_marks_that_are_not_allowed_do_not_stop_a_mirror_but_an_outage_waits() -> None:
+    here: Any = Cluster("here")
+    refusing: Any = Cluster("there", ClientError("no", ErrorCode.GROUP_AUTHORIZATION_FAILED))
+    mark_topics(here, refusing, ["t"])
+    assert marked_topics(refusing, here) == set()
+    cut: Any = Cluster("there", BrokerUnreachable("cut"))
+    with pytest.raises(BrokerUnreachable):
+        mark_topics(here, cut, ["t"])
+    with pytest.raises(BrokerUnreachable):
+        marked_topics(cut, here)
+
+
+def test_a_cluster_is_recognized_by_its_id() -> None:
+    one: Any = Cluster("one")
+    again: Any = Cluster("one")
+    other: Any = Cluster("two")
+    unknown: Any = Cluster(None)
+    with pytest.raises(ConfigError, match="the source east and the target are the same cluster"):
+        refuse_same_cluster(one, again, "east")
+    refuse_same_cluster(one, other, "east")
+    refuse_same_cluster(unknown, unknown, "east")
+
+
+# -- what follows from a failure
+
+SPARK_TEXT = """[STREAM_FAILED] Query [id = 1] terminated with exception: An exception was thrown from Python:
+Traceback (most recent call last):
+  File "reader.py", line 1, in read
+{}
+
+SQLSTATE: XXKST
+=== Streaming Query ==="""
+
+
+@pytest.mark.parametrize(
+    ("line", "verdict"),
+    [
+        ("tidemill.client.errors.BrokerUnreachable: no broker answers", Verdict.WAIT),
+        ("tidemill.client.errors.DeliveryTimeout: a message", Verdict.WAIT),
+        (
+            "tidemill.client.errors.ClientError: cannot fetch: NOT_LEADER_OR_FOLLOWER; the leader",
+            Verdict.WAIT,
+        ),
+        ("tidemill.client.errors.FatalTransactionError: the transaction timed out", Verdict.WAIT),
+        ("tidemill.pipeline.exactly_once.protocol.TransactionsAborted: batch 3", Verdict.WAIT),
+        ("tidemill.client.errors.DataLoss: records 3 to 4 of t-0 were deleted", Verdict.COUNT),
+        ("tidemill.pipeline.mirror.record_planning.MirrorDataLoss: offsets 3 to 4", Verdict.END),
+        ("tidemill.client.errors.AuthenticationFailed: check user and password", Verdict.END),
+        ("tidemill.client.errors.ClientError: cannot send: TOPIC_AUTHORIZATION_FAILED; ask", Verdict.END),
+        (
+            "tidemill.client.errors.FatalTransactionError: TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+            Verdict.COUNT,
+        ),
+        ("tidemill.pipeline.exactly_once.protocol.RowsDiffer: batch 3", Verdict.END),
+        ("tidemill.model.errors.ConfigError: option x", Verdict.END),
+        ("java.lang.RuntimeException: a worker was killed", Verdict.COUNT),
+    ],
+)
+def test_spark_has_failed_because_of(line: str, verdict: Verdict) -> None:
+    assert verdict_on(RuntimeError(SPARK_TEXT.format(line))) is verdict
+
+
+def test_the_last_error_counts() -> None:
+    lines = (
+        "tidemill.client.errors.AuthenticationFailed: x\n\nDuring handling of the above exception, another "
+        "exception occurred:\n\ntidemill.client.errors.BrokerUnreachable: y"
+    )
+    assert verdict_on(RuntimeError(SPARK_TEXT.format(lines))) is Verdict.WAIT
+
+
+@pytest.mark.parametrize(
+    ("problem", "verdict"),
+    [
+        (BrokerUnreachable("cut"), Verdict.WAIT),
+        (ClientError("x", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), Verdict.WAIT),
+        (ClientError("x", ErrorCode.TOPIC_AUTHORIZATION_FAILED), Verdict.END),
+        (AuthenticationFailed("x"), Verdict.END),
+        (MirrorDataLoss("x"), Verdict.END),
+        (DataLoss("x"), Verdict.COUNT),
+        (FatalTransactionError("x", ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED), Verdict.COUNT),
+        (ConfigError("x"), Verdict.END),
+        (ConnectionResetError("x"), Verdict.WAIT),
+        (ValueError("x"), Verdict.COUNT),
+    ],
+)
+def test_a_batch_has_failed_with(problem: BaseException, verdict: Verdict) -> None:
+    assert verdict_on(problem) is verdict

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import Mock
@@ -412,6 +413,16 @@ def test_the_file_has_all_points() -> None:
 def test_a_damaged_file_is_refused(data: bytes) -> None:
     with pytest.raises(BadSyncPoints, match="damaged"):
         parse_sync_points(data)
+
+
+def test_the_example_of_the_page_is_read() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "formats" / "sync-points.md").read_text()
+    example = next(line for line in page.splitlines() if line.startswith("{"))
+    points = parse_sync_points(example.encode())
+    assert points.encode().decode() == example
+    anchor = points.topics["orders"].anchor(0, 130)
+    assert anchor == (120, 121, (150, 152))
+    assert skip_records(anchor.target, 10, []) == 131
 
 
 def test_a_file_of_a_later_version_is_refused() -> None:

@@ -10,7 +10,8 @@ partition of both. ``source`` or ``target`` is then None in a partition that onl
 that was spread once stays so: earlier batches have distributed its records.
 
 Of the older points some are removed, and fewer remain of the oldest: the translation goes to an earlier
-point then (KIP-382, ``OffsetSyncStore``). The file in the checkpoint of the source::
+point then (KIP-382, ``OffsetSyncStore``). The file in the checkpoint of the source
+(``docs/formats/sync-points.md``)::
 
     {"version": 1, "topics": {"orders": {"ids": ["hvAfTEStT3C5TrRTRexLrw", "apykSkyeSNqqEMjr744mvA"],
      "spread": false, "points": {"0": [[-1, 0, 0], [0, 120, 121]]}}}}

@@ -5,6 +5,7 @@ Records are compared as librdkafka reads them: a peer that shares no code with t
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 import uuid
@@ -91,6 +92,12 @@ class RecordMirror:
         self.partitions = partitions
         with Admin(source) as admin:
             admin.create_topic(self.topic, partitions, configs={"retention.ms": "-1", **configs})
+
+    def reversed(self, checkpoint: Path) -> RecordMirror:
+        """Returns the mirror of the same topic in the opposite direction."""
+        back = copy.copy(self)
+        back.source, back.target, back.checkpoint = self.target, self.source, checkpoint
+        return back
 
     def item(self, partition: int = 0) -> TopicPartition:
         return TopicPartition(self.topic, partition)

@@ -356,6 +356,17 @@ def test_a_group_at_the_end_of_all_partitions_of_a_spread_topic_is_at_the_end() 
     assert world.translated({0: ends[0], 1: 0}) == dict.fromkeys(range(4), 0)
 
 
+def test_a_topic_that_was_spread_once_stays_so() -> None:
+    world = World(2, 4)
+    world.copy(Batch({0: "rrr", 1: "rrr"}, places=(3, 2)))
+    world.partitions = 4
+    world.copy(Batch({0: "rr", 1: "rr", 2: "rr", 3: "rr"}))
+    positions = {0: 1, 1: 6, 2: 0, 3: 2}
+    translated = world.translated(positions)
+    assert translated == dict.fromkeys(range(4), 0)
+    assert world.missed(positions, translated) == []
+
+
 # -- points
 
 

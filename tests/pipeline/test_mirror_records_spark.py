@@ -20,7 +20,9 @@ from tidemill.client.partitioners import murmur2_partition
 from tidemill.model.errors import ConfigError
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.mirror.mirror_job import MirrorSource
+from tidemill.pipeline.mirror.target_names import TargetNames
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
+from tidemill.pipeline.mirror.topic_sync import TopicSync
 from tidemill.pipeline.spark_errors import explained
 from tidemill.testing.broker import Broker
 
@@ -364,16 +366,19 @@ def test_a_cluster_is_not_mirrored_to_itself(mirrored: RecordMirror) -> None:
 
 
 def test_two_mirrors_of_one_name_against_each_other_are_refused(
-    mirrored: RecordMirror, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    mirrored: RecordMirror, tmp_path: Path
 ) -> None:
     mirrored.produce(30)
     mirrored.run()
-    back = RecordMirror.__new__(RecordMirror)
-    back.__dict__.update(mirrored.__dict__)
-    back.source, back.target, back.checkpoint = mirrored.target, mirrored.source, tmp_path / "back"
-    assert back.run().records == 0
-    assert f"a mirror copies {mirrored.topic} from the target to the source" in caplog.text
+    back = mirrored.reversed(tmp_path / "back")
+    result = back.run()
+    assert (result.records, result.topics) == (0, 0)
+    with Admin(back.source) as here, Admin(back.target) as there:
+        sync = TopicSync(here, there, back.job().topics, TargetNames(), same_offsets=False)
+        assert "from the target to the source now" in sync.run().refused[mirrored.topic]
     assert sum(map(len, mirrored.rows(mirrored.source))) == 30
+    mirrored.produce(30, start=30)
+    assert mirrored.run().records == 30
 
 
 STEPS = {

@@ -215,6 +215,11 @@ class Running:
             assert time.monotonic() < deadline, self.progress
             time.sleep(0.1)
 
+    def lag_of(self, messages: int) -> bool:
+        """Whether the last measured lag is so many messages, and has an age if there are any."""
+        lag = self.progress[0].lag if self.progress else None
+        return lag is not None and lag.total == messages and (lag.seconds_max > 0) == (messages > 0)
+
     def has_copied(self, records: int) -> bool:
         """Whether so many records were written since the start, and nothing waits."""
         if not self.progress or self.progress[0].lag is None:

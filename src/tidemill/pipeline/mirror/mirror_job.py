@@ -27,7 +27,13 @@ from tidemill.pipeline.mirror.copy_options import CopyOptions
 from tidemill.pipeline.mirror.copy_source import FORMAT, MirrorDataSource, every_record
 from tidemill.pipeline.mirror.group_sync import GroupSync, Positions, same_positions
 from tidemill.pipeline.mirror.loops import mark_topics, refuse_same_cluster
-from tidemill.pipeline.mirror.mirror_lag import MirrorLag, MirrorMetrics, measure_lag, measure_record_lag
+from tidemill.pipeline.mirror.mirror_lag import (
+    MirrorLag,
+    MirrorMetrics,
+    log_ends,
+    measure_lag,
+    measure_record_lag,
+)
 from tidemill.pipeline.mirror.position_translation import MergedPositions, PositionTranslation
 from tidemill.pipeline.mirror.query_failures import Verdict, verdict_on
 from tidemill.pipeline.mirror.record_query import RecordQuery
@@ -240,8 +246,14 @@ class SourceRun:
             return False
         problem = query.exception()
         if problem is None:
-            if self._is_copied():
-                return True
+            try:
+                if self._is_copied():
+                    return True
+            except ClientError as outage:
+                if not outage.retriable:
+                    raise
+                self.progress.waiting = str(outage)
+                return False
             self._query = self._start_query()
             return False
         if self._records is not None:
@@ -376,10 +388,10 @@ class SourceRun:
                 lag = self._observer.measure()
                 self.progress.lag, self.progress.topics = lag, len(self._observer.names)
                 self.progress.refused = self._observer.refused
-                self.progress.waiting = self._copy_problem if lag.total else ""
+                self.progress.waiting = (self._copy_problem if lag.total else "") or self._observer.outage
                 if self._metrics is not None:
                     self._metrics.note_lag(self._source.alias, lag)
-                if time.monotonic() >= next_groups_s:
+                if time.monotonic() >= next_groups_s and not self._observer.outage:
                     self._copy_positions(lag)
                     next_groups_s = time.monotonic() + self._job.groups_interval_s
             except ConfigError as problem:
@@ -436,6 +448,8 @@ class ClusterObserver:
         self.names: dict[str, str] = {}
         """The target's name of each mirrored topic that exists."""
         self.refused: dict[str, str] = {}
+        self.outage = ""
+        """Why the target of ordinary records cannot be reached; empty otherwise."""
         self._translation = (
             None
             if records is None
@@ -475,15 +489,36 @@ class ClusterObserver:
     def measure(self) -> MirrorLag:
         """Measures the lag now."""
         with self._lock:
-            if time.monotonic() >= self._next_names_s:
-                self.names, self.refused = self._topics.existing()
-                if self._records is not None and not self._job.prefixed:
-                    mark_topics(self._source_admin, self._target_admin, self.names.values())
-                self._next_names_s = time.monotonic() + self._job.topics_interval_s
             if self._records is not None:
-                copied = self._records.points.copied()
-                return measure_record_lag(self._source_reader, self._target_reader, self.names, copied)
+                return self._measure_records(self._records)
+            self._compare_topics()
             return measure_lag(self._source_reader, self._target_reader, self.names)
+
+    def _measure_records(self, records: RecordQuery) -> MirrorLag:
+        """Measures the lag also while the target cannot be reached: :attr:`outage` is the reason then."""
+        try:
+            self._compare_topics()
+            self.outage = ""
+        except (ClientError, OSError) as problem:
+            if not self.names:
+                raise
+            self.outage = str(problem)
+        lag = measure_record_lag(self._source_reader, self.names, records.points.copied())
+        if self.outage:
+            return lag
+        try:
+            return lag._replace(ends=log_ends(self._target_reader, self.names.values()))
+        except (ClientError, OSError) as problem:
+            self.outage = str(problem)
+            return lag
+
+    def _compare_topics(self) -> None:
+        if time.monotonic() < self._next_names_s:
+            return
+        self._next_names_s = time.monotonic() + self._job.topics_interval_s
+        self.names, self.refused = self._topics.existing()
+        if self._records is not None and not self._job.prefixed:
+            mark_topics(self._source_admin, self._target_admin, self.names.values())
 
     def goal(self) -> dict[TopicPartition, int]:
         """Returns the ends of the source now, also of topics that are to be created in the target.

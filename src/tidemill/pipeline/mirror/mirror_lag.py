@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
@@ -35,7 +35,7 @@ class MirrorLag(NamedTuple):
     seconds: Mapping[TopicPartition, float]
     """Only of the partitions that are behind, and at most of :data:`AGES_MAX`."""
     ends: Mapping[TopicPartition, int]
-    """The log ends of the target, by its partitions."""
+    """The log ends of the target, by its partitions; empty if it cannot be reached."""
 
     @property
     def total(self) -> int:
@@ -69,31 +69,34 @@ def measure_lag(
 
 def measure_record_lag(
     source: RangeReader,
-    target: RangeReader,
-    names: Mapping[str, str],
+    names: Iterable[str],
     copied: Mapping[TopicPartition, int],
     now_s: float | None = None,
 ) -> MirrorLag:
-    """As :func:`measure_lag`, for records with new offsets.
+    """Measures the lag of topics whose records have new offsets, without the target. Raises ClientError.
 
-    ``copied`` has the offsets that the mirror has reached at the source. Both readers are read_committed: an
+    ``copied`` has the offsets that the mirror has reached at the source. The reader is read_committed: an
     open transaction of the source is no lag, since nobody can read it yet.
     """
-    mirrors = target.describe(sorted(names.values()))
     topics = source.describe(sorted(names))
     items = [
         TopicPartition(topic, number) for topic, seen in topics.items() for number in range(seen.partitions)
     ]
     earliest = source.list_offsets({item: EARLIEST for item in items if item not in copied})
-    ends = target.list_offsets(
+    reached = {item: copied[item] if item in copied else earliest[item] for item in items}
+    return _lag(source, reached, {}, now_s)
+
+
+def log_ends(target: RangeReader, names: Iterable[str]) -> dict[TopicPartition, int]:
+    """Returns the log ends of topics of the target. Raises ClientError."""
+    mirrors = target.describe(sorted(names))
+    return target.list_offsets(
         {
             TopicPartition(name, number): LATEST
             for name, seen in mirrors.items()
             for number in range(seen.partitions)
         }
     )
-    reached = {item: copied[item] if item in copied else earliest[item] for item in items}
-    return _lag(source, reached, ends, now_s)
 
 
 def _lag(

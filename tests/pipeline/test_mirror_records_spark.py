@@ -21,6 +21,7 @@ from tidemill.model.errors import ConfigError
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.mirror.mirror_job import MirrorSource
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
+from tidemill.pipeline.mirror.topic_sync import topic_keys_of
 from tidemill.pipeline.spark_errors import explained
 from tidemill.testing.broker import Broker
 
@@ -355,6 +356,14 @@ def test_a_running_mirror_follows_new_partitions_topics_and_settings(mirrored: R
         running.wait_for(lambda: running.progress[0].topics == 2)
         assert there.topic_configs(topic)["message.timestamp.type"].value == "CreateTime"
     mirrored.assert_same_rows()
+
+
+def test_the_settings_that_a_cluster_without_topics_knows_are_those_of_its_first_topic(
+    mirrored: RecordMirror,
+) -> None:
+    with Broker() as empty, Admin(empty.bootstrap) as admin, Admin(mirrored.source) as other:
+        assert admin.list_topics(include_internal=True) == []
+        assert topic_keys_of(admin) == topic_keys_of(other)
 
 
 def test_a_cluster_is_not_mirrored_to_itself(mirrored: RecordMirror) -> None:

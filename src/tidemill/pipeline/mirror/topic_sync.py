@@ -6,6 +6,7 @@ are never deleted, and partitions never removed, since the target has their reco
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -327,7 +328,10 @@ def _read(listed: Sequence[TopicListing], admin: Admin) -> dict[str, TopicState]
 
 
 def topic_keys_of(admin: Admin) -> frozenset[str]:
-    """Returns the topic settings that a cluster knows; empty if it has no topic yet."""
+    """Returns the topic settings that a cluster knows; empty if an old one has no topic yet."""
     for topic in admin.list_topics(include_internal=True):
         return frozenset(admin.topic_configs(topic.name))
-    return frozenset()
+    # Brokers return the settings of a topic that would be created (KIP-525).
+    name = f"mirror-{uuid.uuid4().hex}"
+    result = admin.create_topics([NewTopic(name, 1, 1, {})], validate_only=True)[name]
+    return frozenset() if isinstance(result, ClientError) else frozenset(result.configs)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -14,14 +17,18 @@ from tidemill.client.errors import (
     FatalTransactionError,
 )
 from tidemill.client.group_offsets import OffsetAndMetadata
+from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.batch_planning import ClusterView
+from tidemill.pipeline.mirror import record_query
 from tidemill.pipeline.mirror.copy_options import CopyOptions
 from tidemill.pipeline.mirror.loops import mark_topics, marked_topics, refuse_same_cluster
 from tidemill.pipeline.mirror.query_failures import Verdict, verdict_on
 from tidemill.pipeline.mirror.record_planning import MirrorDataLoss, changes_of, plan_advance, plan_batch
+from tidemill.pipeline.mirror.record_query import RecordQuery
 from tidemill.pipeline.mirror.record_source import RecordOptions, parse_record_options
+from tidemill.pipeline.mirror.sync_points import NO_POINTS, SyncPoint, TopicIds
 from tidemill.pipeline.mirror.target_names import TargetNames, prefixed_names
 from tidemill.pipeline.mirror.topic_filter import ALL_NAMES, TopicFilter
 from tidemill.pipeline.mirror.topic_sync import TargetSettings, TopicState, plan_topics
@@ -219,6 +226,9 @@ def test_marks_that_are_not_allowed_do_not_stop_a_mirror_but_an_outage_waits() -
     refusing: Any = Cluster("there", ClientError("no", ErrorCode.GROUP_AUTHORIZATION_FAILED))
     mark_topics(here, refusing, ["t"])
     assert marked_topics(refusing, here) == set()
+    alone: Any = Cluster("there", ClientError("no", ErrorCode.COORDINATOR_NOT_AVAILABLE))
+    mark_topics(here, alone, ["t"])
+    assert marked_topics(alone, here) == set()
     cut: Any = Cluster("there", BrokerUnreachable("cut"))
     with pytest.raises(BrokerUnreachable):
         mark_topics(here, cut, ["t"])
@@ -235,6 +245,75 @@ def test_a_cluster_is_recognized_by_its_id() -> None:
         refuse_same_cluster(one, again, "east")
     refuse_same_cluster(one, other, "east")
     refuse_same_cluster(unknown, unknown, "east")
+
+
+# -- the query
+
+
+def query_in(folder: Path) -> RecordQuery:
+    (folder / "offsets").mkdir()
+    (folder / "offsets" / "0").write_text(f"v1\n{{}}\n{json.dumps(position({T0: 5}).to_json())}")
+    (folder / "metadata").write_text('{"id": "q1"}')
+    copy = CopyOptions({"bootstrap.servers": "a:1"}, {"bootstrap.servers": "b:1"}, ALL_NAMES, TargetNames())
+    return RecordQuery(Mock(), RecordOptions(copy), "east", folder, "available-now", Mock())
+
+
+def test_a_batch_is_written_only_once_its_plan_is_on_disk(tmp_path: Path) -> None:
+    query = query_in(tmp_path)
+    query._files = files = Mock(wraps=SystemFiles())
+    synced: list[Any] = []
+    query._write_batch = lambda *_: synced.extend(files.method_calls)  # type: ignore[method-assign]
+    query.write_batch(Mock(), 0)
+    assert synced == [
+        call.open(f"{tmp_path}/metadata"),
+        call.open(f"{tmp_path}/offsets/0"),
+        call.sync_directory(f"{tmp_path}/offsets"),
+        call.sync_directory(str(tmp_path)),
+    ]
+
+
+def test_the_error_of_a_batch_is_kept_for_the_verdict(tmp_path: Path) -> None:
+    query = query_in(tmp_path)
+    query._write_batch = Mock(side_effect=BrokerUnreachable("cut"))  # type: ignore[method-assign]
+    with pytest.raises(BrokerUnreachable):
+        query.write_batch(Mock(), 0)
+    assert isinstance(query.failure, BrokerUnreachable)
+
+
+def test_stored_points_are_read_again(tmp_path: Path) -> None:
+    points = NO_POINTS.with_points("t", TopicIds(ID, ID), {0: SyncPoint(0, 5, 6)}, is_spread=False)
+    query_in(tmp_path)._store(points)
+    again = RecordQuery(Mock(), Mock(), "east", tmp_path, "available-now", Mock())
+    assert again.points == points
+
+
+class Listing:
+    """An admin client that lists transactions, or does not know the request or its filter."""
+
+    def __init__(self, known: tuple[bool, bool]) -> None:
+        self.known = known
+
+    def __enter__(self) -> Listing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def list_transactions(self, *, states: list[str], pattern: str | None = None) -> list[Any]:
+        if not self.known[pattern is not None]:
+            raise ClientError("unknown", ErrorCode.UNSUPPORTED_VERSION)
+        return []
+
+
+@pytest.mark.parametrize(
+    ("known", "delivery"),
+    [((True, True), "exactly-once"), ((True, False), "exactly-once"), ((False, False), "at-least-once")],
+)
+def test_a_target_that_lists_no_transactions_gets_records_at_least_once(
+    known: tuple[bool, bool], delivery: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_query, "Admin", lambda *_: Listing(known))
+    assert record_query.delivery_for({}) == delivery
 
 
 # -- what follows from a failure

@@ -34,6 +34,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn
 
 from tidemill.log.log_directories import make_durable_directory
@@ -212,28 +213,22 @@ class TableFolder:
             )
 
     def _sync_plan(self, batch: int) -> None:
-        """Syncs the plan of the batch, since Spark does not sync its checkpoint.
+        """Syncs the plan of the batch.
 
         If the manifest survived a crash and the offsets did not, the next plan of the batch could have more
         messages, and the manifest would skip it.
         """
-        if self.manifest is None:
-            self._sync_file(f"{self._checkpoint}/metadata")
-        self._sync_file(f"{self._checkpoint}/offsets/{batch}")
-        for folder in (f"{self._checkpoint}/offsets", self._checkpoint):
-            self._files.sync_directory(folder)
+        sync_plan(self._files, self._checkpoint, batch, is_first=self.manifest is None)
 
     def _sync_staged(self, manifest: Manifest, staging: str) -> None:
         """Syncs the files and folders that the manifest will list."""
         folders = {f"{staging}/{os.path.dirname(file.staged)}" for file in manifest.files}
-        self._run_parallel(self._sync_file, [f"{staging}/{file.staged}" for file in manifest.files])
+        self._run_parallel(
+            partial(_sync_file, self._files), [f"{staging}/{file.staged}" for file in manifest.files]
+        )
         self._run_parallel(self._files.sync_directory, sorted(folders))
         for folder in (staging, self._staging):
             self._files.sync_directory(folder)
-
-    def _sync_file(self, path: str) -> None:
-        with self._files.open(path) as file:
-            file.sync()
 
     def _run_parallel(self, work: Callable[[str], None], paths: Iterable[str]) -> None:
         with ThreadPoolExecutor(SYNCS_AT_ONCE) as pool:
@@ -352,6 +347,23 @@ def query_of(files: Files, checkpoint: str) -> str:
             f"{path} is damaged: restore the checkpoint from a backup, or load into a new output with "
             "a new checkpoint"
         ) from None
+
+
+def sync_plan(files: Files, checkpoint: str, batch: int, *, is_first: bool) -> None:
+    """Syncs the plan of a micro-batch, since Spark does not sync its checkpoint.
+
+    ``is_first`` for a query whose id may not be synced yet.
+    """
+    if is_first:
+        _sync_file(files, f"{checkpoint}/metadata")
+    _sync_file(files, f"{checkpoint}/offsets/{batch}")
+    for folder in (f"{checkpoint}/offsets", checkpoint):
+        files.sync_directory(folder)
+
+
+def _sync_file(files: Files, path: str) -> None:
+    with files.open(path) as file:
+        file.sync()
 
 
 def rows_of_parquet(path: str) -> int:

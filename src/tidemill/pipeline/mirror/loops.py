@@ -19,7 +19,7 @@ from typing import Final
 from tidemill.client.admin import Admin
 from tidemill.client.errors import ClientError
 from tidemill.client.group_offsets import OffsetAndMetadata
-from tidemill.model.errors import ConfigError
+from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 
 logger = logging.getLogger("tidemill.pipeline")
@@ -49,8 +49,7 @@ def mark_topics(source: Admin, target: Admin, names: Iterable[str], now_s: float
     try:
         target.alter_group_offsets(GROUP_PREFIX + source_id, marks)
     except ClientError as problem:
-        if problem.retriable:
-            raise
+        _refuse_outage(problem)
         logger.info("topics are not marked as mirrors, so that a loop is not noticed: %s", problem)
 
 
@@ -63,11 +62,16 @@ def marked_topics(source: Admin, target: Admin, now_s: float | None = None) -> s
     try:
         marks = source.group_offsets(GROUP_PREFIX + target_id)
     except ClientError as problem:
-        if problem.retriable:
-            raise
+        _refuse_outage(problem)
         logger.info("marks of mirrors cannot be read, so that a loop is not noticed: %s", problem)
         return set()
     return {item.topic for item, mark in marks.items() if _time_ms(mark.metadata) >= since_ms}
+
+
+def _refuse_outage(problem: ClientError) -> None:
+    """Raises an error that ends. A cluster without coordinators of groups has no marks."""
+    if problem.retriable and problem.code is not ErrorCode.COORDINATOR_NOT_AVAILABLE:
+        raise problem
 
 
 def _time_ms(text: str) -> int:

@@ -11,7 +11,6 @@ batch. If the process ends between the two, the batch is repeated, and its point
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.jobs.earlier_loads import position_after
 from tidemill.pipeline.jobs.preflight_checks import AVAILABLE_NOW
+from tidemill.pipeline.jobs.table_folder import query_of, sync_plan
 from tidemill.pipeline.mirror.copy_options import CopyOptions
 from tidemill.pipeline.mirror.copy_source import every_record
 from tidemill.pipeline.mirror.record_source import FORMAT, RecordOptions, committed_only
@@ -137,6 +137,9 @@ class RecordQuery:
     def write_batch(self, frame: DataFrame, batch: int) -> None:
         """Writes a micro-batch, and stores its sync points."""
         try:
+            # If the sink had a batch that the checkpoint has lost in a crash, the next plan of the batch
+            # could have more records, and the sink would skip it.
+            sync_plan(self._files, str(self._checkpoint), batch, is_first=not self.points.topics)
             self._write_batch(frame, self._ends(batch))
         except BaseException as problem:
             self.failure = problem
@@ -188,12 +191,11 @@ class RecordQuery:
         }
         options["delivery"] = self._delivery
         if self._delivery == EXACTLY_ONCE:
-            options |= {"writeId": f"mirror-{self._query_id()}", "batchId": str(batch)}
+            options |= {
+                "writeId": f"mirror-{query_of(self._files, str(self._checkpoint))}",
+                "batchId": str(batch),
+            }
         rows.write.format("tidemill").options(**options).mode("append").save()
-
-    def _query_id(self) -> str:
-        """Returns the id of the query, which Spark has stored in the checkpoint before the first batch."""
-        return str(json.loads((self._checkpoint / "metadata").read_text())["id"])
 
     def _ends(self, batch: int) -> BatchEnds:
         start = position_after(self._checkpoint, batch - 1) if batch > 0 else StreamPosition({})

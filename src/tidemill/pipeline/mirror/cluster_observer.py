@@ -1,0 +1,169 @@
+"""Observes both clusters from the process of the job: topics, lag, and positions of groups."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from tidemill.client.admin import Admin
+from tidemill.client.errors import ClientError
+from tidemill.client.range_reader import RangeReader
+from tidemill.model.types import TopicPartition
+from tidemill.pipeline.mirror.copy_source import every_record
+from tidemill.pipeline.mirror.group_sync import GroupSync, Positions, same_positions
+from tidemill.pipeline.mirror.loops import mark_topics, refuse_same_cluster
+from tidemill.pipeline.mirror.mirror_lag import MirrorLag, log_ends, measure_lag, measure_record_lag
+from tidemill.pipeline.mirror.position_translation import MergedPositions, PositionTranslation
+from tidemill.pipeline.mirror.record_query import RecordQuery
+from tidemill.pipeline.mirror.record_source import committed_only
+from tidemill.pipeline.mirror.topic_filter import TopicFilter
+from tidemill.pipeline.mirror.topic_sync import TopicSync, read_topics
+from tidemill.wire.list_offset_timestamps import LATEST
+
+if TYPE_CHECKING:
+    from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource
+
+
+class ClusterObserver:
+    """The clients of the job's own process, for one source. Its methods raise ClientError."""
+
+    def __init__(
+        self,
+        job: MirrorJob,
+        source: MirrorSource,
+        records: RecordQuery | None = None,
+        merged: MergedPositions | None = None,
+    ) -> None:
+        self._job = job
+        self._alias = source.alias
+        self._merged = merged
+        self._cluster_is_checked = False
+        self._records = records
+        settings = every_record if records is None else committed_only
+        self._source_reader = RangeReader(None, settings(source.client))
+        self._target_reader = RangeReader(None, settings(job.target.client))
+        self._source_admin = Admin(None, source.client)
+        self._target_admin = Admin(None, job.target.client)
+        self._topics = TopicSync(
+            self._source_admin,
+            self._target_admin,
+            job.topics,
+            job.names_of(source),
+            same_offsets=job.same_offsets,
+        )
+        self._lock = threading.Lock()
+        self._next_names_s = 0.0
+        self.names: dict[str, str] = {}
+        """The target's name of each mirrored topic that exists."""
+        self.refused: dict[str, str] = {}
+        self.outage = ""
+        """Why the target of ordinary records cannot be reached; empty otherwise."""
+        self._translation = (
+            None
+            if records is None
+            else PositionTranslation(
+                self._source_reader, self._target_reader, lambda: self.names, lambda: records.points
+            )
+        )
+        self._groups = (
+            None
+            if job.groups is None
+            else GroupSync(
+                self._source_admin,
+                self._target_admin,
+                job.groups,
+                self._translate,
+            )
+        )
+
+    def _translate(self, group: str, positions: Positions) -> Positions:
+        if self._translation is None:
+            return same_positions(self.names)(positions)
+        translated = self._translation.translate(positions)
+        return translated if self._merged is None else self._merged.merge(self._alias, group, translated)
+
+    def refuse_same_cluster(self) -> None:
+        """Raises ConfigError if the source is the target, once both can be reached."""
+        with self._lock:
+            if not self._cluster_is_checked:
+                refuse_same_cluster(self._source_admin, self._target_admin, self._alias)
+                self._cluster_is_checked = True
+
+    @property
+    def knows_positions(self) -> bool:
+        """Whether the positions of all sources that are merged are known."""
+        return self._merged is None or self._merged.is_complete
+
+    def measure(self) -> MirrorLag:
+        """Measures the lag now."""
+        with self._lock:
+            if self._records is not None:
+                return self._measure_records(self._records)
+            self._compare_topics()
+            return measure_lag(self._source_reader, self._target_reader, self.names)
+
+    def _measure_records(self, records: RecordQuery) -> MirrorLag:
+        """Measures the lag also while the target cannot be reached: :attr:`outage` is the reason then."""
+        ends: dict[TopicPartition, int] = {}
+        outage = ""
+        try:
+            self._compare_topics()
+            ends = log_ends(self._target_reader, self.names.values())
+        except (ClientError, OSError) as problem:
+            if not self.names:
+                raise
+            outage = str(problem)
+        self.outage = outage
+        lag = measure_record_lag(self._source_reader, self.names, records.points.copied())
+        return lag._replace(ends=ends)
+
+    def _compare_topics(self) -> None:
+        if time.monotonic() < self._next_names_s:
+            return
+        self._next_names_s = time.monotonic() + self._job.topics_interval_s
+        self.names, self.refused = self._topics.existing()
+        if self._records is not None and not self._job.prefixed:
+            mark_topics(self._source_admin, self._target_admin, self.names.values())
+
+    def goal(self) -> dict[TopicPartition, int]:
+        """Returns the ends of the source now, also of topics that are to be created in the target.
+
+        They are by partitions of the target for the same offsets, otherwise by those of the source.
+        """
+        with self._lock:
+            names = self._topics.mirrored()
+            topics = self._source_reader.describe(sorted(names))
+            items = [
+                TopicPartition(topic, n) for topic, seen in topics.items() for n in range(seen.partitions)
+            ]
+            latest = self._source_reader.list_offsets(dict.fromkeys(items, LATEST))
+            if self._records is not None:
+                return latest
+            return {TopicPartition(names[item.topic], item.partition): end for item, end in latest.items()}
+
+    def copy_positions(self, lag: MirrorLag) -> int:
+        """Copies positions of groups; returns how many were copied so far."""
+        if self._groups is None:
+            return 0
+        with self._lock:
+            self._groups.run(lag.ends)
+            if self._merged is not None:
+                self._merged.finish(self._alias)
+            return self._groups.copied
+
+    def is_mirror(self, name: str) -> bool:
+        """Whether a topic of the target is an active mirror now."""
+        with self._lock:
+            state = read_topics(self._target_admin, TopicFilter(name.replace(".", r"\."))).get(name)
+            return state is not None and state.is_mirror
+
+    def close(self) -> None:
+        """Closes the connections."""
+        for client in (
+            self._source_reader,
+            self._target_reader,
+            self._source_admin,
+            self._target_admin,
+        ):
+            client.close()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, call
 
 import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from tidemill.client.errors import (
     AuthenticationFailed,
@@ -21,7 +23,7 @@ from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.batch_planning import ClusterView
-from tidemill.pipeline.mirror import record_query
+from tidemill.pipeline.mirror import outages, record_query, record_source
 from tidemill.pipeline.mirror.copy_options import CopyOptions
 from tidemill.pipeline.mirror.loops import mark_topics, marked_topics, refuse_same_cluster
 from tidemill.pipeline.mirror.query_failures import Verdict, verdict_on
@@ -32,7 +34,12 @@ from tidemill.pipeline.mirror.sync_points import NO_POINTS, SyncPoint, TopicIds
 from tidemill.pipeline.mirror.target_names import TargetNames, prefixed_names
 from tidemill.pipeline.mirror.topic_filter import ALL_NAMES, TopicFilter
 from tidemill.pipeline.mirror.topic_sync import TargetSettings, TopicState, plan_topics
-from tidemill.pipeline.stream_offsets import StreamPosition, TopicPosition, position_of
+from tidemill.pipeline.stream_offsets import (
+    StreamPosition,
+    TopicPosition,
+    parse_position,
+    position_of,
+)
 
 ID, OTHER_ID = bytes(range(16)), bytes(16 * [7])
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -130,6 +137,86 @@ def test_options_are_parsed_as_they_were_given() -> None:
     given = {name.lower(): value for name, value in options.to_options().items()}
     assert parse_record_options(given) == options
     assert parse_record_options(RecordOptions(copy).to_options()) == RecordOptions(copy)
+
+
+class Clusters:
+    """The clusters of a reader: what planning sees each time, the last one again and again."""
+
+    def __init__(self, *views: ClusterView | ClientError) -> None:
+        self.views = list(views)
+
+    def view(self) -> ClusterView:
+        seen = self.views.pop(0) if len(self.views) > 1 else self.views[0]
+        if isinstance(seen, ClientError):
+            raise seen
+        return seen
+
+
+def reader_of(monkeypatch: pytest.MonkeyPatch, *views: ClusterView | ClientError, **more: Any) -> Any:
+    for module, name in ((record_source, "LOSS_PAUSE_S"), (outages, "PAUSE_S")):
+        monkeypatch.setattr(module, name, 0.0)
+    copy = CopyOptions({"bootstrap.servers": "a:1"}, {"bootstrap.servers": "b:1"}, ALL_NAMES, TargetNames())
+    schema = StructType([StructField("value", BinaryType())])
+    reader: Any = record_source.RecordStreamReader(RecordOptions(copy, **more), schema)
+    reader._clusters = Clusters(*views)
+    return reader
+
+
+def test_a_batch_has_a_limit_and_ends_where_the_source_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = reader_of(monkeypatch, view({T0: 0, T1: 0}, {T0: 90, T1: 10}), offsets_max=20)
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    ends = [parse_position(start).offsets()]
+    for _ in range(7):
+        end = reader.latestOffset(start)
+        assert len(reader.partitions(start, end)) <= 2
+        ends.append(parse_position(end).offsets())
+        start = end
+        reader._clusters.views = [view({T0: 0, T1: 0}, {T0: 500, T1: 500})]
+    assert ends[-1] == {T0: 90, T1: 10}
+    assert all(sum(after.values()) - sum(before.values()) <= 20 for before, after in pairwise(ends))
+
+
+def test_an_outage_is_no_new_position_and_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cut = BrokerUnreachable("cut")
+    reader = reader_of(monkeypatch, cut, cut, view({T0: 0}, {T0: 9}), cut, view({T0: 0}, {T0: 9}))
+    start = position({T0: 5}).to_json()
+    assert reader.latestOffset(start) == start
+    assert reader.latestOffset(start) == start
+    end = reader.latestOffset(start)
+    assert parse_position(end).offsets() == {T0: 9}
+    assert [(one.start, one.end) for one in reader.partitions(start, end)] == [(5, 9)]
+    assert [record.message for record in caplog.records if record.name == "tidemill.pipeline"] == [
+        "the mirror waits: cut",
+        "the mirror continues; it waited because: cut",
+    ] * 2
+
+
+def test_an_error_that_stays_ends_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = reader_of(monkeypatch, ClientError("no", ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+    with pytest.raises(ClientError, match="no"):
+        reader.latestOffset(position({T0: 5}).to_json())
+
+
+def test_a_shorter_source_is_a_loss_once_it_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    short, whole = view({T0: 0}, {T0: 5}), view({T0: 0}, {T0: 9})
+    start = position({T0: 9}).to_json()
+    assert reader_of(monkeypatch, short, whole).latestOffset(start) == start
+    with pytest.raises(MirrorDataLoss, match="t-0 ends at 5, before the position 9"):
+        reader_of(monkeypatch, short).latestOffset(start)
+    accepting = reader_of(monkeypatch, short, fail_on_data_loss=False)
+    assert parse_position(accepting.latestOffset(start)).offsets() == {T0: 5}
+
+
+def test_records_that_are_deleted_after_the_plan_are_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, end = position({T0: 5}).to_json(), position({T0: 9}).to_json()
+    there = view({T0: 7}, {T0: 9})
+    with pytest.raises(MirrorDataLoss, match="offsets 5 to 6 of t-0 were deleted"):
+        reader_of(monkeypatch, there).partitions(start, end)
+    (left,) = reader_of(monkeypatch, there, fail_on_data_loss=False).partitions(start, end)
+    assert (left.start, left.end) == (7, 9)
 
 
 # -- topics of the target

@@ -158,7 +158,8 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._outages.end()
         self._note(changes_of(position, view))
         end = limit_rows(ahead.begin, self._limited(ahead), self._options.offsets_max)
-        if not waiting_rows(ahead.begin, end):
+        # A source that has become shorter moves the position back, so that its new records are not skipped.
+        if not waiting_rows(ahead.begin, end) and not ahead.losses:
             self._idle_pause_s = min(max(2 * self._idle_pause_s, IDLE_PAUSE_S_MIN), IDLE_PAUSE_S_MAX)
             return position.to_json()
         self._idle_pause_s = 0.0

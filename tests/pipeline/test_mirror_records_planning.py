@@ -374,6 +374,18 @@ def test_stored_points_are_read_again(tmp_path: Path) -> None:
     assert again.points == points
 
 
+@pytest.mark.parametrize(("patience_s", "end"), [(60.0, 12), (0.0, 7)])
+def test_the_end_of_a_batch_is_that_after_its_markers(
+    patience_s: float, end: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_query, "STABLE_S", patience_s)
+    copy = CopyOptions({"bootstrap.servers": "a:1"}, {"bootstrap.servers": "b:1"}, ALL_NAMES, TargetNames())
+    clients = record_query.RecordClients(copy)
+    clients._target_ends = Mock(list_offsets=Mock(side_effect=[{T0: 11}, {T0: 11}, {T0: 12}]))
+    clients._target = Mock(list_offsets=Mock(side_effect=[{T0: 7}, {T0: 7}, {T0: 12}]))
+    assert clients.target_ends([T0]) == {T0: end}
+
+
 class Listing:
     """An admin client that lists transactions, or does not know the request or its filter."""
 

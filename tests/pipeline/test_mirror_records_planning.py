@@ -446,6 +446,7 @@ SQLSTATE: XXKST
             Verdict.COUNT,
         ),
         ("tidemill.pipeline.exactly_once.protocol.RowsDiffer: batch 3", Verdict.END),
+        ("tidemill.pipeline.exactly_once.protocol.Superseded: another driver", Verdict.COUNT),
         ("tidemill.model.errors.ConfigError: option x", Verdict.END),
         ("java.lang.RuntimeException: a worker was killed", Verdict.COUNT),
     ],

@@ -41,7 +41,6 @@ FATAL: Final = frozenset(
         "BadPosition",
         "BadSyncPoints",
         "InvalidRecord",
-        "Superseded",
         "RowsDiffer",
         "ControlRecordsLost",
         "BatchesOutOfOrder",

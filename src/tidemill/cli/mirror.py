@@ -72,6 +72,19 @@ WITHOUT_EFFECT = ("num_producers", "queue_size", "abort_on_send_failure", "offse
 )
 @click.option("--prefixed", is_flag=True, help="Name topics ALIAS.topic, with the alias of their source.")
 @click.option(
+    "--offsets",
+    type=click.Choice(["same", "new"]),
+    default="same",
+    show_default=True,
+    help="same: mirrors with the offsets of the source, in a Tidemill cluster; new: ordinary messages, in "
+    "any cluster.",
+)
+@click.option(
+    "--skip-lost",
+    is_flag=True,
+    help="With new offsets, continue after messages that the source has deleted before they were copied.",
+)
+@click.option(
     "--checkpoint", required=True, metavar="DIR", help="Directory of Spark's checkpoints, one per source."
 )
 @click.option(
@@ -109,12 +122,13 @@ WITHOUT_EFFECT = ("num_producers", "queue_size", "abort_on_send_failure", "offse
 @click.option("--offset.commit.interval.ms", "offset_commit_interval_ms", hidden=True)
 @session_options
 def mirror(**given: Any) -> None:
-    """Mirror topics of other clusters, with the same offsets.
+    """Mirror topics of other clusters.
 
-    A mirror has the batches of its source at their offsets, transactions and gaps included, and accepts no
-    other messages until it is promoted ('tidemill topic promote'). Topics are created, grown and configured
-    as at the source, and the positions of groups are copied. It runs until ctrl-C, and continues where it
-    ended, also after a crash or a cut link.
+    A mirror with the same offsets has the batches of its source, transactions and gaps included, and accepts
+    no other messages until it is promoted ('tidemill topic promote'). With new offsets, committed messages
+    are written once, to any cluster. Topics are created, grown and configured as at the source, and the
+    positions of groups are copied. It runs until ctrl-C, and continues where it ended, also after a crash or
+    a cut link.
 
     \b
     tidemill pipeline mirror --source east=east1:9092 --target west1:9092 --allow 'orders,payments-.*' \\
@@ -137,6 +151,8 @@ def mirror(**given: Any) -> None:
             trigger=given["trigger"],
             replication_factor=given["replication_factor"] or -1,
             tasks=given["tasks"],
+            same_offsets=given["offsets"] == "same",
+            fail_on_data_loss=not given["skip_lost"],
         )
         check_trigger(job.trigger)
         check_master(given["master"])

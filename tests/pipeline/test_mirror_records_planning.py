@@ -30,7 +30,7 @@ from tidemill.pipeline.mirror.query_failures import Verdict, verdict_on
 from tidemill.pipeline.mirror.record_planning import MirrorDataLoss, changes_of, plan_advance, plan_batch
 from tidemill.pipeline.mirror.record_query import RecordQuery
 from tidemill.pipeline.mirror.record_source import RecordOptions, parse_record_options
-from tidemill.pipeline.mirror.sync_points import NO_POINTS, SyncPoint, TopicIds
+from tidemill.pipeline.mirror.sync_points import NO_POINTS, SyncPoint, SyncPoints, TopicIds
 from tidemill.pipeline.mirror.target_names import TargetNames, prefixed_names
 from tidemill.pipeline.mirror.topic_filter import ALL_NAMES, TopicFilter
 from tidemill.pipeline.mirror.topic_sync import TargetSettings, TopicState, plan_topics
@@ -372,6 +372,34 @@ def test_stored_points_are_read_again(tmp_path: Path) -> None:
     query_in(tmp_path)._store(points)
     again = RecordQuery(Mock(), Mock(), "east", tmp_path, "available-now", Mock())
     assert again.points == points
+
+
+def first_points(query: RecordQuery, ends: record_query.BatchEnds, targets: int = 1) -> SyncPoints:
+    """Returns the points before a batch of a topic with one partition, whose mirror ends at 77."""
+    topic = record_query.TargetTopic(
+        "t", TopicIds(ID, ID), ends.end.topics["t"].next, ends.changed("t"), 1, targets
+    )
+    at_end = {TopicPartition("t", number): 77 for number in range(targets)}
+    query._clients = Mock(starts=Mock(return_value={T0: 100}), target_ends=Mock(return_value=at_end))
+    return query._first_points(ends, {"t": topic})
+
+
+def test_the_first_point_of_a_topic_is_where_its_copy_begins(tmp_path: Path) -> None:
+    ends = record_query.BatchEnds(0, StreamPosition({}), position({T0: 120}))
+    seen = first_points(query_in(tmp_path), ends).topics["t"]
+    assert seen.partitions == {0: (SyncPoint(-1, 100, 77),)}
+
+
+@pytest.mark.parametrize("targets", [1, 2])
+def test_a_topic_whose_points_are_lost_begins_at_the_start_of_both_logs(tmp_path: Path, targets: int) -> None:
+    ends = record_query.BatchEnds(5, position({T0: 100}), position({T0: 120}))
+    query = query_in(tmp_path)
+    query.points = first_points(query, ends, targets)
+    seen = query.points.topics["t"]
+    assert seen.partitions[0] == (SyncPoint(-1, 0, 0), SyncPoint(4, 100, 77))
+    assert seen.partitions.get(1, (SyncPoint(-1, None, 0),))[0] == SyncPoint(-1, None, 0)
+    assert seen.spread_targets({0: 50}) == dict.fromkeys(range(targets), 0)
+    assert first_points(query, ends, targets) is query.points
 
 
 @pytest.mark.parametrize(("patience_s", "end"), [(60.0, 12), (0.0, 7)])

@@ -213,10 +213,22 @@ class RecordQuery:
             self.points = points
 
     def _first_points(self, ends: BatchEnds, topics: Mapping[str, TargetTopic]) -> SyncPoints:
-        """Adds points to partitions that have none, before anything is written to them."""
-        lacking = {}
+        """Adds points to partitions that have none, before anything is written to them.
+
+        If earlier batches have written to a topic whose points are lost, the first point is at the start of
+        both logs.
+        """
+        points, lacking = self.points, {}
         for topic, seen in topics.items():
             known = self.points.of(topic, seen.ids)
+            if ends.first(topic) and not known.partitions:
+                starts_of_logs = {
+                    number: SyncPoint(
+                        -1, 0 if number in seen.reached else None, 0 if number < seen.targets else None
+                    )
+                    for number in seen.numbers()
+                }
+                points = points.with_points(topic, seen.ids, starts_of_logs, is_spread=seen.is_spread)
             numbers = [
                 number
                 for number in seen.numbers()
@@ -227,7 +239,7 @@ class RecordQuery:
         if not lacking:
             return self.points
         starts = self._connected().starts(ends, lacking, topics)
-        return self._added(ends.number - 1, topics, lacking, starts)
+        return self._added(points, ends.number - 1, topics, lacking, starts)
 
     def _next_points(self, ends: BatchEnds, topics: Mapping[str, TargetTopic]) -> SyncPoints:
         """Adds the points after the batch."""
@@ -241,10 +253,11 @@ class RecordQuery:
             for topic in wanted
             for number, offset in topics[topic].reached.items()
         }
-        return self._added(ends.number, topics, wanted, reached)
+        return self._added(self.points, ends.number, topics, wanted, reached)
 
     def _added(
         self,
+        points: SyncPoints,
         batch: int,
         topics: Mapping[str, TargetTopic],
         numbers: Mapping[str, Sequence[int]],
@@ -258,7 +271,6 @@ class RecordQuery:
             if number < topics[topic].targets
         ]
         targets = self._connected().target_ends(items)
-        points = self.points
         for topic, some in numbers.items():
             seen = topics[topic]
             added = {

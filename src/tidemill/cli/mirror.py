@@ -65,7 +65,7 @@ WITHOUT_EFFECT = ("num_producers", "queue_size", "abort_on_send_failure", "offse
     "--deny",
     "--blacklist",
     "--exclude",
-    default="__.*",
+    default="__.*,_tidemill_.*",
     show_default=True,
     metavar="LIST",
     help="Topics to leave out, likewise; internal ones are left out always.",

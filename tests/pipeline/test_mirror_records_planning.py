@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tidemill.client.errors import (
     FatalTransactionError,
 )
 from tidemill.client.group_offsets import OffsetAndMetadata
+from tidemill.client.range_reader import TopicView
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
@@ -145,7 +147,8 @@ class Clusters:
     def __init__(self, *views: ClusterView | ClientError) -> None:
         self.views = list(views)
 
-    def view(self) -> ClusterView:
+    def view(self, planned: Collection[str] = ()) -> ClusterView:
+        self.planned = planned
         seen = self.views.pop(0) if len(self.views) > 1 else self.views[0]
         if isinstance(seen, ClientError):
             raise seen
@@ -217,6 +220,37 @@ def test_records_that_are_deleted_after_the_plan_are_a_loss(monkeypatch: pytest.
         reader_of(monkeypatch, there).partitions(start, end)
     (left,) = reader_of(monkeypatch, there, fail_on_data_loss=False).partitions(start, end)
     assert (left.start, left.end) == (7, 9)
+
+
+def test_a_planned_topic_is_read_even_if_it_is_not_selected_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, end = position({T0: 5}), position({T0: 9})
+    unmoved = {"u": TopicPosition(OTHER_ID, {0: 3})}
+    first, last = (StreamPosition({**one.topics, **unmoved}).to_json() for one in (start, end))
+    reader = reader_of(monkeypatch, view({T0: 0}, {T0: 9}))
+    assert [(one.start, one.end) for one in reader.partitions(first, last)] == [(5, 9)]
+    assert reader._clusters.planned == {"t"}
+    clusters: Any = object.__new__(record_source.RecordClusters)
+    clusters._names, clusters._next_sync_s, clusters._partitions = {"a": "a"}, float("inf"), {"a": 1}
+    clusters._source = Mock()
+    clusters._source.describe.side_effect = lambda names: dict.fromkeys(names, TopicView(ID, 1))
+    clusters._source.list_offsets.side_effect = lambda wanted: dict.fromkeys(wanted, 9)
+    assert set(clusters.view({"t"}).topic_ids) == {"a", "t"}
+    assert set(clusters.view().topic_ids) == {"a"}
+
+
+def test_a_planned_topic_that_a_broker_does_not_know_yet_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, end = position({}).to_json(), position({T0: 9}).to_json()
+    reader = reader_of(monkeypatch, view({}, {}), view({T0: 0}, {T0: 9}))
+    assert [(one.start, one.end) for one in reader.partitions(start, end)] == [(0, 9)]
+
+
+def test_a_partition_that_a_broker_does_not_know_yet_keeps_its_place() -> None:
+    ahead = plan_advance(position({T0: 5, T1: 7}), view({T0: 0}, {T0: 9}))
+    assert ahead.absent == {T1: 7}
+    recreated = plan_advance(position({T0: 5, T1: 7}, OTHER_ID), view({T0: 0}, {T0: 9}))
+    assert recreated.absent == {}
 
 
 # -- topics of the target

@@ -48,14 +48,23 @@ def known_position(position: StreamPosition, view: ClusterView) -> StreamPositio
 
 
 def plan_advance(position: StreamPosition, view: ClusterView) -> Advance:
-    """Returns how far the mirror can advance; ``absent`` are the positions in topics that are not there."""
+    """Returns how far the mirror can advance; ``absent`` are the positions in partitions that are not there.
+
+    They are kept, also if a broker with old metadata does not know a partition that was read.
+    """
     ahead = advance(known_position(position, view), view)
     absent = {
         item: offset
         for item, offset in position.offsets().items()
-        if item not in view.latest and item.topic not in view.topic_ids
+        if item not in view.latest
+        and not was_recreated(position, item.topic, view.topic_ids.get(item.topic))
     }
     return ahead._replace(absent=absent)
+
+
+def moved_topics(start: StreamPosition, end: StreamPosition) -> set[str]:
+    """Returns the topics whose position moves in a micro-batch."""
+    return {topic for topic, part in end.topics.items() if start.topics.get(topic) != part}
 
 
 def plan_batch(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -35,6 +35,7 @@ from tidemill.pipeline.mirror.record_planning import (
     MirrorDataLoss,
     changes_of,
     loss_text,
+    moved_topics,
     plan_advance,
     plan_batch,
 )
@@ -175,12 +176,16 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._position = last
         if first == last:
             return []
-        ranges, losses = plan_batch(first, last, self._view_of_plan())
+        planned = moved_topics(first, last)
+        view = self._view_of_plan(planned)
+        ranges, losses = plan_batch(first, last, view)
         for _ in range(LOSS_TRIES):
-            if not losses:
+            # A broker that does not know a new topic yet must not pass for its deletion.
+            if not losses and planned <= view.topic_ids.keys():
                 break
             time.sleep(LOSS_PAUSE_S)
-            ranges, losses = plan_batch(first, last, self._view_of_plan())
+            view = self._view_of_plan(planned)
+            ranges, losses = plan_batch(first, last, view)
         self._report(losses)
         return list(ranges)
 
@@ -222,12 +227,15 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for item, end in ahead.end.items()
         }
 
-    def _view_of_plan(self) -> ClusterView:
-        """Returns the source's offsets: no range of a planned micro-batch may be left out."""
+    def _view_of_plan(self, planned: Collection[str]) -> ClusterView:
+        """Returns the source's offsets: no range of a planned micro-batch may be left out.
+
+        ``planned`` are its topics, some of which may not be selected any more.
+        """
         deadline = time.monotonic() + PLAN_S
         while True:
             try:
-                view = self._connected().view()
+                view = self._connected().view(planned)
             except (ClientError, OSError) as problem:
                 if time.monotonic() >= deadline:
                     raise
@@ -276,9 +284,11 @@ class RecordClusters:
         """Partitions of the source's topics that those of the target have at least."""
         self._next_sync_s = 0.0
 
-    def view(self) -> ClusterView:
+    def view(self, planned: Collection[str] = ()) -> ClusterView:
         """Reads the source, after it has made the topics of the target follow the source's. Raises
         ClientError.
+
+        ``planned`` are topics that are read even if they are refused, or not selected, any more.
         """
         is_due = time.monotonic() >= self._next_sync_s
         described = self._source.describe(sorted(self._names))
@@ -290,6 +300,7 @@ class RecordClusters:
             self._names = self._topics.run().mirrored
             self._next_sync_s = time.monotonic() + self._options.topics_interval_s
             described = self._source.describe(sorted(self._names))
+        described |= self._source.describe(sorted(set(planned).difference(described)))
         items = [
             TopicPartition(topic, number)
             for topic, seen in described.items()

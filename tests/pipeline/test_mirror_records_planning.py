@@ -25,9 +25,10 @@ from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.batch_planning import ClusterView
-from tidemill.pipeline.mirror import outages, record_query, record_source
+from tidemill.pipeline.mirror import cluster_observer, outages, record_query, record_source, topic_sync
 from tidemill.pipeline.mirror.copy_options import CopyOptions
 from tidemill.pipeline.mirror.loops import mark_topics, marked_topics, refuse_same_cluster
+from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource
 from tidemill.pipeline.mirror.query_failures import Verdict, verdict_on
 from tidemill.pipeline.mirror.record_planning import MirrorDataLoss, changes_of, plan_advance, plan_batch
 from tidemill.pipeline.mirror.record_query import RecordQuery
@@ -294,7 +295,7 @@ def test_topics_in_a_loop_are_refused() -> None:
     state = TopicState(1, 1, {})
     changes = plan({"t": state, "u": state}, loops={"t"})
     assert changes.mirrored == {"u": "u"}
-    assert "deny the topic in one of the two mirrors, or mirror with prefixes" in changes.refused["t"]
+    assert "deny the topic in one of the two mirrors" in changes.refused["t"]
 
 
 # -- loops
@@ -333,6 +334,45 @@ def test_a_mirror_finds_the_topics_that_another_one_copies_from_its_target() -> 
     assert marked_topics(here, there, now_s=1_060.0) == set()
     other: Any = Cluster("other")
     assert marked_topics(there, other, now_s=1_060.0) == set()
+
+
+@pytest.mark.parametrize("prefixed", [True, False])
+@pytest.mark.parametrize("same_offsets", [True, False])
+def test_each_kind_of_mirror_marks_its_topics(
+    monkeypatch: pytest.MonkeyPatch, same_offsets: bool, prefixed: bool
+) -> None:
+    marked: list[str] = []
+    monkeypatch.setattr(cluster_observer, "mark_topics", lambda _source, _target, names: marked.extend(names))
+    east, west = (MirrorSource(alias, {"bootstrap.servers": "a:1"}) for alias in ("east", "west"))
+    job = MirrorJob(
+        sources=[east], target=west, checkpoint="x", prefixed=prefixed, same_offsets=same_offsets
+    )
+    observer: Any = cluster_observer.ClusterObserver(job, east, None if same_offsets else Mock())
+    observer._topics = Mock()
+    observer._topics.existing.return_value = ({"t": "u"}, {})
+    observer._compare_topics()
+    assert marked == ["u"]
+
+
+@pytest.mark.parametrize(
+    ("names", "same_offsets"),
+    [
+        (TargetNames(), False),
+        (prefixed_names("source1", "target"), False),
+        (prefixed_names("source1", "target"), True),
+    ],
+)
+def test_marks_are_found_whatever_the_names(
+    monkeypatch: pytest.MonkeyPatch, names: TargetNames, same_offsets: bool
+) -> None:
+    state = {"source1.t": TopicState(1, 1, {})}
+    monkeypatch.setattr(topic_sync, "read_topics", lambda _admin, _wanted: state)
+    monkeypatch.setattr(topic_sync, "read_topics_named", lambda _admin, _names: {})
+    monkeypatch.setattr(topic_sync, "marked_topics", lambda _source, _target: {"source1.t"})
+    sync: Any = topic_sync.TopicSync(Mock(), Mock(), ALL_NAMES, names, same_offsets=same_offsets)
+    sync._settings = lambda: SETTINGS._replace(same_offsets=same_offsets)
+    _, refused = sync.existing()
+    assert "again and again" in refused["source1.t"]
 
 
 def test_other_metadata_is_no_mark() -> None:

@@ -17,8 +17,7 @@ from tidemill.pipeline.mirror.mirror_lag import MirrorLag, log_ends, measure_lag
 from tidemill.pipeline.mirror.position_translation import MergedPositions, PositionTranslation
 from tidemill.pipeline.mirror.record_query import RecordQuery
 from tidemill.pipeline.mirror.record_source import committed_only
-from tidemill.pipeline.mirror.topic_filter import TopicFilter
-from tidemill.pipeline.mirror.topic_sync import TopicSync, read_topics
+from tidemill.pipeline.mirror.topic_sync import TopicSync, read_topics_named
 from tidemill.wire.list_offset_timestamps import LATEST
 
 if TYPE_CHECKING:
@@ -123,8 +122,7 @@ class ClusterObserver:
             return
         self._next_names_s = time.monotonic() + self._job.topics_interval_s
         self.names, self.refused = self._topics.existing()
-        if self._records is not None and not self._job.prefixed:
-            mark_topics(self._source_admin, self._target_admin, self.names.values())
+        mark_topics(self._source_admin, self._target_admin, self.names.values())
 
     def goal(self) -> dict[TopicPartition, int]:
         """Returns the ends of the source now, also of topics that are to be created in the target.
@@ -155,7 +153,7 @@ class ClusterObserver:
     def is_mirror(self, name: str) -> bool:
         """Whether a topic of the target is an active mirror now."""
         with self._lock:
-            state = read_topics(self._target_admin, TopicFilter(name.replace(".", r"\."))).get(name)
+            state = read_topics_named(self._target_admin, [name]).get(name)
             return state is not None and state.is_mirror
 
     def close(self) -> None:

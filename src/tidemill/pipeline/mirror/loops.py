@@ -1,12 +1,12 @@
 """Finds mirrors in a circle: a cluster that is mirrored to itself, and two mirrors of the same topics against
 each other.
 
-With the same names and new offsets nothing in a topic tells that its records came from the target. A mirror
-therefore commits a mark for each topic that it writes, in a group of the target that is named after the
-source. A mirror in the opposite direction finds these marks at its source. A mark has its time as metadata,
-and is valid for a while only: after a failover the same topics may be mirrored back.
+With the same names and new offsets nothing in a topic tells that its records came from the target. Each
+mirror therefore commits a mark for each topic that it writes, in a group of the target that is named after
+the source. A mirror in the opposite direction, of any kind, finds these marks at its source. A mark has its
+time as metadata, and is valid for a while only: after a failover the same topics may be mirrored back.
 
-With prefixes the names tell (:mod:`.target_names`), and with the same offsets the state of the topic.
+With prefixes the names tell as well, over any number of clusters (:mod:`.target_names`).
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def plan_topics(
             continue
         name = names.target_of(topic)
         existing = target.get(name)
-        reason = _refusal(topic, name, existing, names, settings) or _loop_of_same_names(topic, loops)
+        reason = _refusal(topic, name, existing, names, settings) or _loop_of_mirrors(topic, loops)
         if reason:
             changes.refused[topic] = reason
             continue
@@ -132,12 +132,12 @@ def plan_topics(
     return changes
 
 
-def _loop_of_same_names(topic: str, loops: Collection[str]) -> str:
+def _loop_of_mirrors(topic: str, loops: Collection[str]) -> str:
     if topic not in loops:
         return ""
     return (
         f"a mirror copies {topic} from the target to the source now, so that its records would be copied "
-        "again and again: deny the topic in one of the two mirrors, or mirror with prefixes"
+        "again and again: deny the topic in one of the two mirrors"
     )
 
 
@@ -250,7 +250,8 @@ class TopicSync:
         names = [self._names.target_of(topic) for topic in source]
         target = read_topics_named(self._target, names)
         loops: Collection[str] = ()
-        if not self._same_offsets and not self._names.prefix:
+        if self._names.prefix or not self._same_offsets:
+            # Otherwise a topic in a loop exists in the target, and is not a mirror: it is refused anyway.
             loops = marked_topics(self._source, self._target)
         return plan_topics(source, target, self._wanted, self._names, self._settings(), loops)
 

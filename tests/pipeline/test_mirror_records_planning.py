@@ -344,9 +344,7 @@ def test_each_kind_of_mirror_marks_its_topics(
     marked: list[str] = []
     monkeypatch.setattr(cluster_observer, "mark_topics", lambda _source, _target, names: marked.extend(names))
     east, west = (MirrorSource(alias, {"bootstrap.servers": "a:1"}) for alias in ("east", "west"))
-    job = MirrorJob(
-        sources=[east], target=west, checkpoint="x", prefixed=prefixed, same_offsets=same_offsets
-    )
+    job = MirrorJob(sources=[east], target=west, checkpoint="x", prefixed=prefixed, same_offsets=same_offsets)
     observer: Any = cluster_observer.ClusterObserver(job, east, None if same_offsets else Mock())
     observer._topics = Mock()
     observer._topics.existing.return_value = ({"t": "u"}, {})

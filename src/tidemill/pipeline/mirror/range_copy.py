@@ -1,7 +1,11 @@
 """Copies a range of offsets to a mirror: the batches as they are stored, with their offsets.
 
 The copy continues at the log end of the target, so that a repeated task, or two tasks at once, append each
-batch once. A few requests are in flight; the leader refuses a batch after one that it has not stored.
+batch once. A few requests are in flight; the leader refuses a batch after one that it has not stored. Entries
+of message formats v0 and v1 do not have the gap before them: they are sent once no request is in flight.
+
+The last batch of the target is compared with the source's before the copy, and again where the leader epoch
+of the source's batches grows: another leader may have lost records that were copied already.
 """
 
 from __future__ import annotations
@@ -16,8 +20,9 @@ from tidemill.client.connection import InFlightRequest
 from tidemill.client.errors import ClientError, DataLoss
 from tidemill.client.mirror_appender import MirrorAppender
 from tidemill.client.range_reader import RangeReader
-from tidemill.model.errors import ErrorCode
+from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import (
     ATTRIBUTES,
     CONTROL_FLAG,
@@ -29,15 +34,18 @@ from tidemill.records.batch import (
     MAGIC,
     MAX_TIMESTAMP,
     RECORD_COUNT,
+    parse_batch,
     whole_batch_size,
 )
 from tidemill.records.mirrored_batch import mirrored_batches
+from tidemill.records.record_reader import read_records
 
 IN_FLIGHT_MAX: Final = 3
 """Requests in flight: while the target replicates one, the next is sent and another one is read."""
 STALLED_S: Final = 20.0
 """How long a copy tries without progress. It ends then, and the next micro-batch continues."""
 PAUSE_S: Final = 0.2
+NO_EPOCH: Final = -1
 LEFT_TO_PLANNING: Final = (
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ErrorCode.POLICY_VIOLATION,
@@ -65,7 +73,7 @@ class CopyRange:
     end: int
     topic_id: bytes | None = None
     is_compacted: bool = False
-    """Whether compaction changes the batches of the source."""
+    """Whether compaction removes records of the source."""
 
 
 @dataclass
@@ -89,6 +97,11 @@ class BatchCounts(NamedTuple):
     next_offset: int
     records: int
     timestamp_ms: int
+    first_epoch: int = NO_EPOCH
+    last_epoch: int = NO_EPOCH
+    """The leader epochs of the first and the last batch of format v2, at the source."""
+    has_old: bool = False
+    """Whether there are entries of message format v0 or v1."""
 
 
 def count_batches(data: bytes, start: int, end: int, expected: int) -> BatchCounts:
@@ -96,7 +109,8 @@ def count_batches(data: bytes, start: int, end: int, expected: int) -> BatchCoun
 
     An entry of message format v0 or v1 counts as one record; control batches have none.
     """
-    records, timestamp_ms = 0, -1
+    records, timestamp_ms, has_old = 0, -1, False
+    first_epoch = last_epoch = NO_EPOCH
     while end - start > MAGIC:
         size = _I32.unpack_from(data, start + LENGTH)[0] + LOG_OVERHEAD
         if size > end - start:
@@ -109,12 +123,15 @@ def count_batches(data: bytes, start: int, end: int, expected: int) -> BatchCoun
             expected = last + 1
             if is_old:
                 records += 1
+                has_old = True
             else:
+                last_epoch = _I32.unpack_from(data, start + LEADER_EPOCH)[0]
+                first_epoch = last_epoch if first_epoch == NO_EPOCH else first_epoch
                 timestamp_ms = _I64.unpack_from(data, start + MAX_TIMESTAMP)[0]
                 if not _I16.unpack_from(data, start + ATTRIBUTES)[0] & CONTROL_FLAG:
                     records += _I32.unpack_from(data, start + RECORD_COUNT)[0]
         start += size
-    return BatchCounts(expected, records, timestamp_ms)
+    return BatchCounts(expected, records, timestamp_ms, first_epoch, last_epoch, has_old)
 
 
 @dataclass(frozen=True)
@@ -127,7 +144,7 @@ class SentBatches:
 
 
 def batch_before(reader: RangeReader, item: TopicPartition, end: int) -> bytes | None:
-    """Returns the batch with the record before ``end``, without its leader epoch.
+    """Returns the batch with the record before ``end``.
 
     None if the log has no such batch: its records were deleted or compacted, or the offset is in a gap.
     """
@@ -139,10 +156,38 @@ def batch_before(reader: RangeReader, item: TopicPartition, end: int) -> bytes |
                 return None
             if data[at + MAGIC] == CURRENT_MAGIC and _I32.unpack_from(data, at + RECORD_COUNT)[0] == 0:
                 return None
-            return data[at : at + LEADER_EPOCH] + data[at + MAGIC : at + size]
+            return data[at : at + size]
     except DataLoss:
         pass
     return None
+
+
+def may_be_same(here: bytes, there: bytes, *, is_compacted: bool) -> bool:
+    """Whether two stored batches at the same offsets can be copies of one batch.
+
+    Their leader epochs differ. Compaction removes records, at both clusters independently, and keeps the
+    offsets and the producer: the records that both have must be the same.
+    """
+    if here[:LEADER_EPOCH] + here[MAGIC:] == there[:LEADER_EPOCH] + there[MAGIC:]:
+        return True
+    if min(here[MAGIC], there[MAGIC]) < CURRENT_MAGIC:
+        return is_compacted
+    batches = [parse_batch(data, 0, len(data)) for data in (here, there)]
+    first, second = (
+        (one.base_offset, one.last_offset, one.producer_id, one.producer_epoch, one.base_sequence)
+        for one in batches
+    )
+    if first != second:
+        return False
+    try:
+        records, others = (
+            {one.offset: (one.key, one.value, one.headers) for one in read_records(batch, UNPACKED_BYTES_MAX)}
+            for batch in batches
+        )
+    except KafkaError:
+        return is_compacted
+    common = records.keys() & others.keys()
+    return all(records[offset] == others[offset] for offset in common) and (bool(common) or is_compacted)
 
 
 class RangeCopy:
@@ -165,13 +210,16 @@ class RangeCopy:
         while True:
             try:
                 position = self._target.log_end(self._item)
+                if position >= self._span.end:
+                    self.result.end, self.result.problem, self.result.code = position, "", 0
+                    return self.result
                 if position > self.result.end:
                     self.result.end, deadline = position, time.monotonic() + stalled_s
-                if position >= self._span.end:
-                    self.result.problem, self.result.code = "", 0
+                elif time.monotonic() >= deadline:
                     return self.result
-                self._compare_last(position)
-                self._copy_from(position)
+                else:
+                    time.sleep(PAUSE_S)
+                self._copy_from(position, self._compare_last(position))
             except ClientError as problem:
                 self._in_flight.clear()
                 self.result.problem, self.result.code = str(problem), int(problem.code)
@@ -195,39 +243,53 @@ class RangeCopy:
             return True
         raise problem
 
-    def _compare_last(self, position: int) -> None:
+    def _compare_last(self, position: int) -> int:
         """Raises SourceDiverged if the source has another batch at the end of the mirror.
 
-        The batches of compacted topics are not compared, since compaction changes them.
+        Returns the leader epoch of the source's batch, or NO_EPOCH.
         """
-        if position == 0 or self._span.is_compacted:
-            return
+        if position == 0:
+            return NO_EPOCH
         item = TopicPartition(self._span.topic, self._span.partition)
         here = batch_before(self._source, item, position)
-        there = None if here is None else batch_before(self._mirror, self._item, position)
-        if there is not None and here != there:
+        if here is None:
+            return NO_EPOCH
+        there = batch_before(self._mirror, self._item, position)
+        if there is not None and not may_be_same(here, there, is_compacted=self._span.is_compacted):
             raise SourceDiverged(
                 f"the source {item} has another batch before offset {position} than its mirror {self._item}: "
                 "the source has lost records and got others (an unclean election, or a disk that was "
-                "restored). Promote the mirror to keep what it has, or delete it in the target to copy the "
-                "source anew",
+                "restored), or is another topic. Promote the mirror to keep what it has, or delete it in the "
+                "target to copy the source anew",
                 topic=item.topic,
                 partition=item.partition,
             )
+        return NO_EPOCH if here[MAGIC] < CURRENT_MAGIC else int(_I32.unpack_from(here, LEADER_EPOCH)[0])
 
-    def _copy_from(self, position: int) -> None:
+    def _copy_from(self, position: int, epoch: int) -> None:
+        """Copies from ``position`` on. ``epoch`` is the source's leader epoch of the batch before it."""
         span = self._span
         for response in self._source.fetch(
             span.topic, span.partition, position, span.end, topic_id=span.topic_id
         ):
             counts = count_batches(response.data, response.start, response.end, position)
+            if counts.first_epoch > epoch >= 0:
+                self._wait_for_all()
+                self._compare_last(position)
             batches = mirrored_batches(response.records(), position)
-            position = counts.next_offset
+            position, epoch = counts.next_offset, max(epoch, counts.last_epoch)
             if not batches:
                 continue
+            if counts.has_old:
+                self._wait_for_all()
             self._in_flight.append(SentBatches(self._target.send(self._item, batches), len(batches), counts))
+            if counts.has_old:
+                self._wait_for_all()
             while len(self._in_flight) >= IN_FLIGHT_MAX:
                 self._wait_for_first()
+        self._wait_for_all()
+
+    def _wait_for_all(self) -> None:
         while self._in_flight:
             self._wait_for_first()
 

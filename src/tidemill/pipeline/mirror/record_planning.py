@@ -56,8 +56,7 @@ def plan_advance(position: StreamPosition, view: ClusterView) -> Advance:
     absent = {
         item: offset
         for item, offset in position.offsets().items()
-        if item not in view.latest
-        and not was_recreated(position, item.topic, view.topic_ids.get(item.topic))
+        if item not in view.latest and not was_recreated(position, item.topic, view.topic_ids.get(item.topic))
     }
     return ahead._replace(absent=absent)
 

@@ -43,6 +43,8 @@ RESTARTS_MAX = 5
 RESTART_PAUSE_S = 5.0
 """How often a query is started again after a failure of Spark, such as a killed Python worker, and the pause
 before; a copied range starts the count anew."""
+AGAIN_PAUSE_S = 1.0
+"""The pause before an available-now query that has not copied all is started again."""
 LOCK = ".lock"
 COPIED = "copied"
 """The name of the sums over the rows of a micro-batch, in Spark's progress."""
@@ -234,12 +236,12 @@ class SourceRun:
             try:
                 if self._is_copied():
                     return True
-            except ClientError as outage:
-                if not outage.retriable:
+            except (ClientError, OSError) as outage:
+                if isinstance(outage, ClientError) and not outage.retriable:
                     raise
                 self.progress.waiting = str(outage)
                 return False
-            self._query = self._start_query()
+            self._query, self._restart_at_s = None, time.monotonic() + AGAIN_PAUSE_S
             return False
         if self._records is not None:
             return self._restarts_records(self._records, problem)
@@ -361,8 +363,20 @@ class SourceRun:
             if self._metrics is not None:
                 self._metrics.note_copied(self._source.alias, records, size)
             refused = copied.get("refused")
-            if refused is not None and self._observer.is_mirror(refused):
+            if refused is not None and self._is_mirror(refused):
                 raise ClientError(self._copy_problem, ErrorCode.POLICY_VIOLATION, topic=refused)
+
+    def _is_mirror(self, name: str) -> bool:
+        """Whether a topic of the target is an active mirror; False during an outage, which says nothing.
+
+        The next micro-batch asks again.
+        """
+        try:
+            return self._observer.is_mirror(name)
+        except (ClientError, OSError) as problem:
+            if isinstance(problem, ClientError) and not problem.retriable:
+                raise
+            return False
 
     def _observe(self) -> None:
         """Measures the lag, and copies positions, until the mirror stops."""
@@ -391,11 +405,19 @@ class SourceRun:
             self._metrics.note_positions(self._source.alias, self.progress.positions)
 
     def _is_copied(self) -> bool:
-        """Whether the mirror has what the source had when the query ended; copies positions then."""
+        """Whether the mirror has what the source had at the start; copies positions then.
+
+        Topics that were deleted or refused since are not waited for. A partition without records is never
+        copied.
+        """
         lag = self._observer.measure()
         self.progress.lag, self.progress.topics = lag, len(self._observer.names)
         self.progress.refused = self._observer.refused
         self._copy_positions(lag)
-        reached = lag.ends if self._records is None else self._records.points.copied()
-        is_copied = all(reached.get(item, -1) >= end for item, end in self._goal.items())
+        reached = lag.ends
+        if self._records is not None:
+            nothing_left = {item: self._goal.get(item, 0) for item, left in lag.messages.items() if not left}
+            reached = {**self._records.points.copied(), **nothing_left}
+        left = [item for item, end in self._goal.items() if reached.get(item, -1) < end]
+        is_copied = not left or not self._observer.goal().keys() & set(left)
         return is_copied and (self._job.groups is None or self._observer.knows_positions)

@@ -1,0 +1,88 @@
+"""When a mirror has copied all, and which errors end it, decided without Spark and without a cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from tidemill.client.errors import BrokerUnreachable, ClientError
+from tidemill.model.errors import ErrorCode
+from tidemill.model.types import TopicPartition
+from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource, SourceRun
+from tidemill.pipeline.mirror.mirror_lag import MirrorLag
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+EAST, WEST = (MirrorSource(alias, {"bootstrap.servers": "a:1"}) for alias in ("east", "west"))
+
+
+def run_with(
+    goal: Mapping[TopicPartition, int],
+    lag: MirrorLag,
+    copied: Mapping[TopicPartition, int] | None = None,
+    later_goal: Mapping[TopicPartition, int] | None = None,
+) -> Any:
+    """A run of the source east: ``copied`` for ordinary records, None for the same offsets."""
+    job = MirrorJob(sources=[EAST], target=WEST, checkpoint="x", trigger="available-now", groups=None)
+    run: Any = SourceRun(Mock(), job, EAST, None)
+    run._observer = Mock(names={}, refused={})
+    run._observer.measure.return_value = lag
+    run._observer.copy_positions.return_value = 0
+    run._observer.goal.return_value = goal if later_goal is None else later_goal
+    run._goal = goal
+    if copied is not None:
+        run._records = Mock()
+        run._records.points.copied.return_value = copied
+    return run
+
+
+def lag(messages: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> MirrorLag:
+    return MirrorLag(messages, {}, ends)
+
+
+def test_all_is_copied_once_the_mirror_has_what_the_source_had_at_the_start() -> None:
+    assert run_with({T0: 9}, lag({T0: 0}, {T0: 9}))._is_copied()
+    assert run_with({T0: 9}, lag({T0: 4}, {T0: 9}))._is_copied()
+    assert not run_with({T0: 9, T1: 2}, lag({T0: 0, T1: 1}, {T0: 9, T1: 1}))._is_copied()
+    assert not run_with({T0: 9}, lag({}, {}))._is_copied()
+    assert run_with({T0: 9}, lag({T0: 4}, {}), {T0: 9})._is_copied()
+    assert not run_with({T0: 9}, lag({T0: 4}, {}), {T0: 5})._is_copied()
+
+
+def test_a_topic_without_records_is_not_waited_for() -> None:
+    assert run_with({T0: 0, T1: 7}, lag({T0: 0, T1: 0}, {}), {})._is_copied()
+
+
+def test_a_topic_that_was_deleted_meanwhile_is_not_waited_for() -> None:
+    assert run_with({T0: 9}, lag({}, {}), later_goal={})._is_copied()
+    assert run_with({T0: 9}, lag({}, {}), {}, later_goal={})._is_copied()
+
+
+def test_a_query_that_has_not_copied_all_is_started_again_after_a_pause() -> None:
+    run = run_with({T0: 9}, lag({T0: 9}, {T0: 0}))
+    run._query = Mock(isActive=False, recentProgress=[])
+    run._query.exception.return_value = None
+    run._start_query = Mock()
+    assert not run.has_ended()
+    assert not run.has_ended()
+    run._start_query.assert_not_called()
+
+
+@pytest.mark.parametrize("outage", [BrokerUnreachable("cut"), OSError("no route")])
+def test_an_outage_after_refused_batches_does_not_end_the_mirror(outage: Exception) -> None:
+    run = run_with({}, lag({}, {}))
+    copied = {"refused": "t", "problem": "no", "records": 0, "bytes": 0}
+    table = {"batchId": 0, "observedMetrics": {"copied": copied}}
+    query = Mock(recentProgress=[Mock(json=json.dumps(table))])
+    run._observer.is_mirror.side_effect = outage
+    run._note_batches(query)
+    table["batchId"] = 1
+    query.recentProgress = [Mock(json=json.dumps(table))]
+    run._observer.is_mirror.side_effect = None
+    run._observer.is_mirror.return_value = True
+    with pytest.raises(ClientError) as problem:
+        run._note_batches(query)
+    assert problem.value.code is ErrorCode.POLICY_VIOLATION

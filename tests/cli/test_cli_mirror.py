@@ -79,6 +79,13 @@ def test_the_consumer_file_of_kafka_0_8_names_brokers_in_zookeeper(
     assert _settings_of(str(file))["bootstrap.servers"] == "broker:9091,broker:9093"
 
 
+def test_an_address_of_zookeeper_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "consumer.properties"
+    file.write_text("zookeeper.connect=zk1:port\n")
+    with pytest.raises(ConfigError, match="zookeeper.connect=zk1:port is no address"):
+        _settings_of(str(file))
+
+
 def test_a_file_without_brokers_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "consumer.properties"
     file.write_text("group.id=mirror\n")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from record_builders import build_batch
+from tidemill.client.errors import ClientError
 from tidemill.client.group_offsets import OffsetAndMetadata
-from tidemill.model.errors import ConfigError
+from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.batch_planning import ClusterView
 from tidemill.pipeline.mirror.copy_options import CopyOptions, parse_copy_options
@@ -25,11 +28,19 @@ from tidemill.pipeline.mirror.copy_planning import (
     replaced_topics,
     tasks_of,
 )
-from tidemill.pipeline.mirror.group_sync import plan_positions, same_positions
+from tidemill.pipeline.mirror.copy_source import MirroredClusters
+from tidemill.pipeline.mirror.group_sync import GroupSync, plan_positions, same_positions
+from tidemill.pipeline.mirror.mirror_lag import MirrorLag, MirrorMetrics
 from tidemill.pipeline.mirror.range_copy import CopyRange, count_batches
 from tidemill.pipeline.mirror.target_names import TargetNames, prefixed_names
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
-from tidemill.pipeline.mirror.topic_sync import TargetSettings, TopicChanges, TopicState, plan_topics
+from tidemill.pipeline.mirror.topic_sync import (
+    TargetSettings,
+    TopicChanges,
+    TopicState,
+    TopicSync,
+    plan_topics,
+)
 from tidemill.pipeline.stream_offsets import BadPosition, StreamPosition, TopicPosition
 
 SETTINGS = TargetSettings(frozenset(), -1, 3, same_offsets=True)
@@ -297,3 +308,81 @@ def test_a_position_goes_back_with_its_source_if_the_mirror_has_written_it() -> 
 def test_the_same_positions_have_the_names_of_the_target() -> None:
     positions = {**offsets(p0=5), TopicPartition("other", 0): OffsetAndMetadata(1)}
     assert same_positions({"t": "east.t"})(positions) == {item(0, "east.t"): OffsetAndMetadata(5, 3, "m")}
+
+
+class Groups:
+    """An admin client of a cluster with one group."""
+
+    def __init__(self, positions: dict[TopicPartition, OffsetAndMetadata]) -> None:
+        self.positions = positions
+
+    def list_groups(self) -> list[Any]:
+        return [Mock(group_id="g", protocol_type="consumer")]
+
+    def group_offsets(self, group: str, items: object = None) -> dict[TopicPartition, OffsetAndMetadata]:
+        return self.positions
+
+
+def test_a_group_that_reads_in_the_target_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    source: Any = Groups(offsets(p0=5))
+    target: Any = Groups(offsets(p0=50))
+    sync = GroupSync(source, target, TopicFilter(), lambda _group, positions: positions)
+    for offset in range(50, 60):
+        target.positions = offsets(p0=offset)
+        assert sync.run({item(0): 100}) == ["g"]
+    assert [record.message for record in caplog.records] == [
+        "the positions of group g are not all copied: its position in t-0 of the target is ahead, and stays"
+    ]
+
+
+# -- what the job says
+
+
+def test_a_topic_that_the_target_cannot_create_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = Mock()
+    target.create_topics.return_value = {"t": ClientError("too many", ErrorCode.INVALID_REPLICATION_FACTOR)}
+    sync = TopicSync(Mock(), target, TopicFilter(), TargetNames())
+    monkeypatch.setattr(sync, "_plan", lambda: plan({"t": TopicState(1, 1, {})}))
+    for _ in range(3):
+        assert sync.run().refused == {"t": "too many"}
+    assert [record.message for record in caplog.records] == ["topic t is not mirrored: too many"]
+
+
+@pytest.mark.parametrize(
+    ("code", "ends"),
+    [
+        (ErrorCode.OFFSET_OUT_OF_RANGE, False),
+        (ErrorCode.POLICY_VIOLATION, False),  # the mirror is promoted
+        (ErrorCode.TOPIC_AUTHORIZATION_FAILED, True),
+    ],
+)
+def test_a_mirror_that_is_promoted_keeps_its_log_start(code: ErrorCode, ends: bool) -> None:
+    clusters: Any = object.__new__(MirroredClusters)
+    clusters._target_admin = Mock()
+    clusters._target_admin.delete_records.side_effect = ClientError("no", code)
+    with pytest.raises(ClientError) if ends else nullcontext():
+        clusters._move_log_starts({item(0): 5})
+
+
+def test_metrics_have_the_partitions_that_are_mirrored_now() -> None:
+    metrics = MirrorMetrics()
+
+    def values(name: str) -> dict[str, float]:
+        return {
+            sample.labels["partition"]: sample.value
+            for family in metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == name and sample.labels["source"] == "east"
+        }
+
+    metrics.note_lag("west", MirrorLag({item(9): 1}, {item(9): 1.0}, {}))
+    metrics.note_lag("east", MirrorLag({item(0): 0, item(1): 7}, {item(1): 3.0}, {}))
+    assert values("tidemill_mirror_lag_seconds") == {"0": 0.0, "1": 3.0}
+    # The age of the first is unknown, and no 0; the second one was deleted.
+    metrics.note_lag("east", MirrorLag({item(0): 4}, {}, {}))
+    assert values("tidemill_mirror_lag_messages") == {"0": 4}
+    assert values("tidemill_mirror_lag_seconds") == {}
+    metrics.note_lag("east", MirrorLag({item(0): 0}, {}, {}))
+    assert values("tidemill_mirror_lag_seconds") == {"0": 0.0}

@@ -23,7 +23,12 @@ def brokers_in_zookeeper(connect: str, protocol: str = "PLAINTEXT") -> str:
         raise ConfigError(
             f"zookeeper.connect={connect} needs tidemill[zookeeper]: install it, or give bootstrap.servers"
         ) from None
-    client = KazooClient(hosts=connect, read_only=True)
+    try:
+        client = KazooClient(hosts=connect, read_only=True)
+    except ValueError as problem:
+        raise ConfigError(
+            f"zookeeper.connect={connect} is no address ({problem}): name HOST:PORT,HOST:PORT/PATH"
+        ) from None
     try:
         client.start(timeout=TIMEOUT_S)
         addresses: list[str] = []

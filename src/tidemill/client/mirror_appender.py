@@ -109,10 +109,6 @@ class MirrorAppender:
             f"broker {broker} omitted {item} from its response", ErrorCode.NETWORK_EXCEPTION, broker=broker
         )
 
-    def refresh(self) -> None:
-        """Reads the metadata again, because a leader may have moved. Raises ClientError."""
-        self._network_client.refresh(time.monotonic() + self._timeout_s)
-
     def close(self) -> None:
         """Closes the connections."""
         self._network_client.close()

@@ -24,7 +24,6 @@ from tidemill.pipeline.stream_offsets import (
     StreamPosition,
     TopicPosition,
     describe_id,
-    describe_partitions,
     parse_position,
 )
 
@@ -152,8 +151,3 @@ def tasks_of(ranges: Sequence[CopyRange], sizes: Mapping[CopyRange, int], tasks_
         shares[least].append(span)
         totals[least] += sizes[span] + 1
     return [CopyTask(tuple(share)) for share in shares]
-
-
-def describe_waiting(ranges: Sequence[CopyRange]) -> str:
-    """Lists the partitions of ranges, for a message."""
-    return describe_partitions(TopicPartition(span.topic, span.partition) for span in ranges)

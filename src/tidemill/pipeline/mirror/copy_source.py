@@ -273,8 +273,9 @@ class MirroredClusters:
         try:
             self._target_admin.delete_records(starts)
         except ClientError as problem:
-            # Records above the high watermark cannot be deleted yet: the next plan tries again.
-            if problem.code != ErrorCode.OFFSET_OUT_OF_RANGE:
+            # Records above the high watermark cannot be deleted yet, and a mirror that is promoted is left
+            # alone: the next plan tries again, or omits the topic.
+            if problem.code not in (ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.POLICY_VIOLATION):
                 raise
             logger.info("log starts of the source are not followed yet: %s", problem)
 

@@ -8,7 +8,6 @@ Groups with members in the target are left alone.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -113,8 +112,8 @@ class GroupSync:
         existing = self._target.group_offsets(group, list(source))
         written = self._written.setdefault(group, {})
         changes = plan_positions(source, existing, written, ends)
-        for item, offset in changes.ahead.items():
-            self._report(group, f"its position in {item} of the target is ahead, at {offset}, and stays")
+        for item in changes.ahead:
+            self._report(group, f"its position in {item} of the target is ahead, and stays")
         if changes.commits:
             try:
                 self._target.alter_group_offsets(group, changes.commits)
@@ -144,10 +143,3 @@ def same_positions(names: Mapping[str, str]) -> Callable[[Positions], Positions]
         }
 
     return translate
-
-
-def wait_for_next(interval_s: float, stopped: Callable[[], bool]) -> None:
-    """Waits between two runs, or until the mirror stops."""
-    deadline = time.monotonic() + interval_s
-    while time.monotonic() < deadline and not stopped():
-        time.sleep(0.1)

@@ -21,6 +21,8 @@ from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 
 AGES_MAX = 20
 """Partitions whose first missing batch is read for its age in one measurement: those with the largest lag."""
+AGES_S = 30.0
+"""How long ages are read: each read of a broker that does not answer waits for a timeout."""
 FIRST_BATCH_BYTES = 1
 """Brokers return at least one whole batch, however small the limit is."""
 
@@ -109,7 +111,10 @@ def _lag(
     messages = {item: max(0, latest[item] - offset) for item, offset in reached.items()}
     behind = sorted((item for item, lag in messages.items() if lag), key=lambda item: -messages[item])
     seconds: dict[TopicPartition, float] = {}
+    deadline = time.monotonic() + AGES_S
     for item in behind[:AGES_MAX]:
+        if time.monotonic() >= deadline:
+            break
         time_ms = _time_of_first(source, item, reached[item], latest[item])
         if time_ms >= 0:
             seconds[item] = max(0.0, (time.time() if now_s is None else now_s) - time_ms / 1000)
@@ -135,6 +140,9 @@ class MirrorMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._noted: dict[str, frozenset[TopicPartition]] = {}
+        self._aged: dict[str, frozenset[TopicPartition]] = {}
+        """The partitions with a lag in messages, and with one in seconds, by source."""
         labels = ("source", "topic", "partition")
         self._messages = Gauge(
             "tidemill_mirror_lag_messages",
@@ -170,12 +178,21 @@ class MirrorMetrics:
         start_http_server(port, address, self.registry)
 
     def note_lag(self, source: str, lag: MirrorLag) -> None:
-        """Sets the lag of all partitions of a source."""
+        """Sets the lag of all partitions of a source.
+
+        Removes that of partitions that are not mirrored any more, and an age that was not measured.
+        """
+        for item in self._noted.get(source, frozenset()).difference(lag.messages):
+            self._messages.remove(source, item.topic, str(item.partition))
+        aged = {item for item, messages in lag.messages.items() if item in lag.seconds or not messages}
+        for item in self._aged.get(source, frozenset()).difference(aged):
+            self._seconds.remove(source, item.topic, str(item.partition))
         for item, messages in lag.messages.items():
             labels = (source, item.topic, str(item.partition))
             self._messages.labels(*labels).set(messages)
-            if item in lag.seconds or not messages:
+            if item in aged:
                 self._seconds.labels(*labels).set(lag.seconds.get(item, 0.0))
+        self._noted[source], self._aged[source] = frozenset(lag.messages), frozenset(aged)
         self._measured.labels(source).set_to_current_time()
 
     def note_copied(self, source: str, records: int, size: int) -> None:

@@ -121,6 +121,6 @@ def loss_text(losses: Sequence[str]) -> str:
     """Returns the error for lost records."""
     return (
         f"{'; '.join(losses)}. The mirror stops here, because the target would lack these records: to copy "
-        "what the source still has, start it again so that it accepts the loss; raise retention.ms of the "
-        "topic at the source, so that it does not happen again"
+        "what the source still has, start it again with --skip-lost (fail_on_data_loss=False); raise "
+        "retention.ms of the topic at the source, so that it does not happen again"
     )

@@ -54,9 +54,3 @@ def pattern_of(option: str, text: str) -> re.Pattern[str]:
             f"{option} {text!r} is not a regular expression ({problem}): name topics, as "
             "'orders,payments-.*', or '*' for all"
         ) from None
-
-
-def listed_names(text: str) -> list[str]:
-    """Returns the alternatives of a list that are plain names, so that a missing topic can be reported."""
-    plain = re.sub(r"\s", "", text).strip("\"'")
-    return [one for one in re.split(r"[,|]", plain) if re.fullmatch(r"[\w-]+(\.[\w-]+)*", one)]

@@ -6,6 +6,7 @@ are never deleted, and partitions never removed, since the target has their reco
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -20,6 +21,8 @@ from tidemill.pipeline.mirror.loops import marked_topics
 from tidemill.pipeline.mirror.target_names import TargetNames
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
 from tidemill.pipeline.sink_options import CONTROL_TOPIC
+
+logger = logging.getLogger("tidemill.pipeline")
 
 NOT_COPIED = frozenset(
     {
@@ -222,6 +225,8 @@ class TopicSync:
         self._replication_factor = replication_factor
         self._same_offsets = same_offsets
         self._follows_configs = follows_configs
+        self._failures: dict[str, str] = {}
+        """The topics that the target could not create or change last, each of which is logged once."""
 
     def run(self) -> TopicChanges:
         """Makes the changes, and returns them. Raises ClientError.
@@ -286,14 +291,19 @@ class TopicSync:
                 )
             except ClientError as problem:
                 failures[name] = problem
+        failed_topics: list[str] = []
         for topic, name in list(changes.mirrored.items()):
             failure = failures.get(name)
             if failure is None:
                 continue
             if failure.retriable:
                 raise failure
+            failed_topics.append(topic)
             del changes.mirrored[topic]
             changes.refused[topic] = str(failure)
+            if self._failures.get(topic) != str(failure):
+                logger.warning("topic %s is not mirrored: %s", topic, failure)
+        self._failures = {topic: changes.refused[topic] for topic in failed_topics}
 
 
 def read_topics(admin: Admin, wanted: TopicFilter) -> dict[str, TopicState]:

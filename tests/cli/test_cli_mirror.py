@@ -82,7 +82,7 @@ def test_the_consumer_file_of_kafka_0_8_names_brokers_in_zookeeper(
 def test_an_address_of_zookeeper_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "consumer.properties"
     file.write_text("zookeeper.connect=zk1:port\n")
-    with pytest.raises(ConfigError, match="zookeeper.connect=zk1:port is no address"):
+    with pytest.raises(ConfigError, match=r"zookeeper\.connect=zk1:port is no address"):
         _settings_of(str(file))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,8 +65,9 @@ class Log:
 
 def copy_of(source: Log, mirror: Log, *, is_compacted: bool = False) -> RangeCopy:
     span = CopyRange("t", "t", 0, len(source.batches), is_compacted=is_compacted)
-    endpoints: Any = (source, mirror, mirror)
-    return RangeCopy(*endpoints, span)
+    reader: Any = source
+    target: Any = mirror
+    return RangeCopy(reader, target, target, span)
 
 
 def test_a_range_is_copied_with_a_few_requests_in_flight() -> None:
@@ -113,13 +115,13 @@ def test_entries_of_old_formats_are_sent_alone() -> None:
 def test_a_copy_without_progress_pauses_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     now = [0.0]
-    monkeypatch.setattr(range_copy.time, "monotonic", lambda: now[0])
 
     def sleep(seconds: float) -> None:
         pauses.append(seconds)
         now[0] += seconds
 
-    monkeypatch.setattr(range_copy.time, "sleep", sleep)
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(range_copy, "time", clock)
     mirror: Any = Log()
     mirror.wait = lambda _item, _batches: None  # the high watermark does not move
     copied = copy_of(Log(*map(batch, range(3))), mirror).run(stalled_s=2.0)

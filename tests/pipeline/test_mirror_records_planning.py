@@ -33,7 +33,7 @@ from tidemill.pipeline.mirror.query_failures import Verdict, verdict_on
 from tidemill.pipeline.mirror.record_planning import MirrorDataLoss, changes_of, plan_advance, plan_batch
 from tidemill.pipeline.mirror.record_query import RecordQuery
 from tidemill.pipeline.mirror.record_source import RecordOptions, parse_record_options
-from tidemill.pipeline.mirror.sync_points import NO_POINTS, SyncPoint, SyncPoints, TopicIds
+from tidemill.pipeline.mirror.sync_points import NO_POINTS, SyncPoint, SyncPoints, TopicIds, TopicPoints
 from tidemill.pipeline.mirror.target_names import TargetNames, prefixed_names
 from tidemill.pipeline.mirror.topic_filter import ALL_NAMES, TopicFilter
 from tidemill.pipeline.mirror.topic_sync import TargetSettings, TopicState, plan_topics
@@ -472,6 +472,27 @@ def test_a_topic_whose_points_are_lost_begins_at_the_start_of_both_logs(tmp_path
     assert seen.partitions.get(1, (SyncPoint(-1, None, 0),))[0] == SyncPoint(-1, None, 0)
     assert seen.spread_targets({0: 50}) == dict.fromkeys(range(targets), 0)
     assert first_points(query, ends, targets) is query.points
+
+
+@pytest.mark.parametrize(
+    ("stored", "end", "points"),
+    [
+        ((SyncPoint(4, 100, 77),), 77, (SyncPoint(4, 100, 77),)),
+        ((SyncPoint(4, 100, 77),), 60, (SyncPoint(4, 100, 60),)),
+        ((SyncPoint(1, 100, 77),), 60, (SyncPoint(1, 100, None), SyncPoint(4, 100, 60))),
+        # The batch is repeated, and its point was stored.
+        ((SyncPoint(5, 120, 97),), 80, (SyncPoint(5, 120, 80),)),
+    ],
+)
+def test_a_target_that_has_lost_records_gets_a_point_at_its_end(
+    tmp_path: Path, stored: tuple[SyncPoint, ...], end: int, points: tuple[SyncPoint, ...]
+) -> None:
+    ends = record_query.BatchEnds(5, position({T0: 100}), position({T0: 120}))
+    topic = record_query.TargetTopic("t", TopicIds(ID, ID), {0: 120}, frozenset({0}), 1, 1)
+    query = query_in(tmp_path)
+    query.points = SyncPoints({"t": TopicPoints(TopicIds(ID, ID), False, {0: stored})})
+    query._clients = Mock(stable_ends=Mock(return_value={T0: end}))
+    assert query._points_after_loss(ends, {"t": topic}).topics["t"].partitions == {0: points}
 
 
 @pytest.mark.parametrize(("patience_s", "end"), [(60.0, 12), (0.0, 7)])

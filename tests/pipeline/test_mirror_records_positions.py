@@ -398,6 +398,19 @@ def test_points_above_the_end_of_a_source_that_has_become_shorter_apply_no_more(
     assert seen.anchor(0, 149) == (100, 100, (150, 260))
 
 
+def test_points_above_the_end_of_a_target_that_has_become_shorter_apply_no_more() -> None:
+    points = NO_POINTS
+    # After batch 2 the target has lost what is above 140, and batch 3 is at 140 to 240.
+    for point in (SyncPoint(0, 0, 0), SyncPoint(1, 100, 100), SyncPoint(2, 200, 200), SyncPoint(2, 200, 140)):
+        points = points.with_points("t", IDS, {0: point}, is_spread=False)
+    points = points.with_points("t", IDS, {0: SyncPoint(3, 300, 240)}, is_spread=False)
+    seen = points.topics["t"]
+    assert seen.anchor(0, 250) == (200, 140, (300, 240))
+    assert seen.anchor(0, 150) == (100, 100, (200, 140))
+    points = points.with_points("t", IDS, {0: SyncPoint(4, 300, 90)}, is_spread=False)
+    assert points.topics["t"].anchor(0, 150) == (0, 0, (300, 90))
+
+
 @pytest.mark.parametrize("ids", [TopicIds(OTHER_ID, IDS.target), TopicIds(IDS.source, OTHER_ID)])
 def test_the_points_of_a_topic_that_was_recreated_are_removed(ids: TopicIds) -> None:
     points = NO_POINTS.with_points("t", IDS, {0: SyncPoint(0, 50, 60)}, is_spread=True)
@@ -462,6 +475,24 @@ def test_a_position_that_has_not_moved_is_not_counted_again() -> None:
         assert translation.translate(positions) == {TopicPartition("t", 0): OffsetAndMetadata(7, -1, "note")}
         world.copy(Batch({0: "r"}))
     assert world.source.reads == 1
+
+
+def test_a_position_that_was_counted_ends_where_the_target_has_lost_records() -> None:
+    world = World()
+    for _ in range(2):
+        world.copy(Batch({0: "rrrr"}))
+    points = [world.points]
+    source: Any = world.source
+    target: Any = world.target
+    translation = PositionTranslation(source, target, lambda: {"t": "t"}, lambda: points[0])
+    positions = {TopicPartition("t", 0): OffsetAndMetadata(6)}
+    (before,) = translation.translate(positions).values()
+    topic = world.points.topics["t"]
+    last = topic.partitions[0][-1]
+    lost = {0: last._replace(target=before.offset - 1)}
+    points[0] = world.points.with_points("t", topic.ids, lost, is_spread=False)
+    (after,) = translation.translate(positions).values()
+    assert after.offset == before.offset - 1
 
 
 def test_topics_without_points_are_omitted() -> None:

@@ -175,7 +175,8 @@ class PositionTranslation:
             if len(self._kept) > KEPT_MAX:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
-        return self._kept[key]
+        # The next point is a lower one once the target has lost records.
+        return min(self._kept[key], anchor.next[1])
 
 
 class MergedPositions:

@@ -160,6 +160,7 @@ class RecordQuery:
     def _write_batch(self, frame: DataFrame, ends: BatchEnds) -> None:
         topics = self._connected().topics(ends)
         self._store(self._first_points(ends, topics))
+        self._store(self._points_after_loss(ends, topics))
         seen = Observation(f"mirror-{self._alias}-{ends.number}")
         self._write(self._renamed(frame.observe(seen, *_counts()), topics), ends.number)
         self._store(self._next_points(ends, topics))
@@ -240,6 +241,31 @@ class RecordQuery:
             return self.points
         starts = self._connected().starts(ends, lacking, topics)
         return self._added(points, ends.number - 1, topics, lacking, starts)
+
+    def _points_after_loss(self, ends: BatchEnds, topics: Mapping[str, TargetTopic]) -> SyncPoints:
+        """Adds points to partitions of the target that have become shorter, before anything is written.
+
+        The target has lost records, as in an unclean election: the offsets above its end will be those of
+        later records, and points there would be beyond what a group has read.
+        """
+        last: dict[tuple[str, int], tuple[int, SyncPoint]] = {}
+        for topic, seen in topics.items():
+            for number, known in self.points.of(topic, seen.ids).partitions.items():
+                with_target = [one for one in known if one.target is not None]
+                if seen.changed and with_target and number < seen.targets:
+                    last[topic, number] = known[-1].batch, with_target[-1]
+        current = self._connected().stable_ends(
+            [TopicPartition(topics[topic].name, number) for topic, number in last]
+        )
+        points = self.points
+        for (topic, number), (batch, point) in last.items():
+            seen = topics[topic]
+            end = current[TopicPartition(seen.name, number)]
+            if point.target is not None and end < point.target:
+                source = ends.first(topic).get(number, point.source)
+                added = {number: SyncPoint(max(batch, ends.number - 1), source, end)}
+                points = points.with_points(topic, seen.ids, added, is_spread=seen.is_spread)
+        return points
 
     def _next_points(self, ends: BatchEnds, topics: Mapping[str, TargetTopic]) -> SyncPoints:
         """Adds the points after the batch."""
@@ -379,6 +405,10 @@ class RecordClients:
                     found[item] = 0
         earliest = self._source.list_offsets(dict.fromkeys(new, EARLIEST))
         return {**found, **{item: min(offset, new[item]) for item, offset in earliest.items()}}
+
+    def stable_ends(self, items: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Returns the ends of partitions for readers of committed records now."""
+        return self._target.list_offsets(dict.fromkeys(items, LATEST)) if items else {}
 
     def target_ends(self, items: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Returns the ends of partitions for readers of committed records.

@@ -148,7 +148,7 @@ class SyncPoints(NamedTuple):
         """Adds points of a topic, by the number of the partition.
 
         The points of another topic with this name are removed. Of two points after the same batch the first
-        one applies: the batch was repeated.
+        one applies, since the batch was repeated, and the smaller offset of the target.
         """
         seen = self.of(topic, ids)
         partitions = dict(seen.partitions)
@@ -198,7 +198,7 @@ def _added(points: Sequence[SyncPoint], new: SyncPoint) -> list[SyncPoint]:
     """Adds a point to those of a partition.
 
     Offsets above the end of a source that has become shorter mean other records: of such points only the
-    target's part remains.
+    target's part remains, and likewise only the source's part of those above the end of the target.
     """
     kept = list(points)
     if kept and kept[-1].batch == new.batch:
@@ -206,11 +206,16 @@ def _added(points: Sequence[SyncPoint], new: SyncPoint) -> list[SyncPoint]:
         new = SyncPoint(
             new.batch,
             new.source if before.source is None else before.source,
-            new.target if before.target is None else before.target,
+            min((one for one in (before.target, new.target) if one is not None), default=None),
         )
     if new.source is not None:
         kept = [
             one._replace(source=None) if one.source is not None and one.source > new.source else one
+            for one in kept
+        ]
+    if new.target is not None:
+        kept = [
+            one._replace(target=None) if one.target is not None and one.target > new.target else one
             for one in kept
         ]
     return [*(one for one in kept if one[1:] != (None, None)), new]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.batch_planning import ClusterView
 from tidemill.pipeline.mirror import cluster_observer, outages, record_query, record_source, topic_sync
+from tidemill.pipeline.mirror.checkpoint_clusters import CLUSTERS_FILE, ClusterIds, refuse_other_clusters
 from tidemill.pipeline.mirror.copy_options import CopyOptions
 from tidemill.pipeline.mirror.loops import mark_topics, marked_topics, refuse_same_cluster
 from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource
@@ -402,8 +404,34 @@ def test_a_cluster_is_recognized_by_its_id() -> None:
     unknown: Any = Cluster(None)
     with pytest.raises(ConfigError, match="the source east and the target are the same cluster"):
         refuse_same_cluster(one, again, "east")
-    refuse_same_cluster(one, other, "east")
-    refuse_same_cluster(unknown, unknown, "east")
+    assert refuse_same_cluster(one, other, "east") == ("one", "two")
+    assert refuse_same_cluster(unknown, unknown, "east") == (None, None)
+
+
+def test_a_checkpoint_is_not_continued_with_other_clusters(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint" / "source1"
+    refuse_other_clusters(folder, "source1", ClusterIds("east", None))
+    refuse_other_clusters(folder, "source1", ClusterIds("east", "west"))
+    refuse_other_clusters(folder, "source1", ClusterIds(None, None))
+    for ids, name in ((ClusterIds("north", "west"), "source"), (ClusterIds("east", "north"), "target")):
+        with pytest.raises(ConfigError, match=rf"the {name} of source1 is the cluster north now"):
+            refuse_other_clusters(folder, "source1", ids)
+    (folder / CLUSTERS_FILE).write_text("{")
+    with pytest.raises(ConfigError, match="is damaged"):
+        refuse_other_clusters(folder, "source1", ClusterIds("east", "west"))
+
+
+@pytest.mark.parametrize("same_offsets", [True, False])
+def test_another_target_is_refused_unless_its_log_ends_are_the_positions(
+    tmp_path: Path, same_offsets: bool
+) -> None:
+    east, west = (MirrorSource(alias, {"bootstrap.servers": "a:1"}) for alias in ("east", "west"))
+    job = MirrorJob(sources=[east], target=west, checkpoint=str(tmp_path), same_offsets=same_offsets)
+    for target, is_refused in (("west", False), ("other", not same_offsets)):
+        observer: Any = cluster_observer.ClusterObserver(job, east, None if same_offsets else Mock())
+        observer._source_admin, observer._target_admin = Cluster("east"), Cluster(target)
+        with pytest.raises(ConfigError) if is_refused else nullcontext():
+            observer.refuse_wrong_clusters()
 
 
 # -- the query

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemill.client.admin import Admin
 from tidemill.client.errors import ClientError
 from tidemill.client.range_reader import RangeReader
 from tidemill.model.types import TopicPartition
+from tidemill.pipeline.mirror.checkpoint_clusters import refuse_other_clusters
 from tidemill.pipeline.mirror.copy_source import every_record
 from tidemill.pipeline.mirror.group_sync import GroupSync, Positions, same_positions
 from tidemill.pipeline.mirror.loops import mark_topics, refuse_same_cluster
@@ -37,7 +39,7 @@ class ClusterObserver:
         self._job = job
         self._alias = source.alias
         self._merged = merged
-        self._cluster_is_checked = False
+        self._clusters_are_checked = False
         self._records = records
         settings = every_record if records is None else committed_only
         self._source_reader = RangeReader(None, settings(source.client))
@@ -82,12 +84,19 @@ class ClusterObserver:
         translated = self._translation.translate(positions)
         return translated if self._merged is None else self._merged.merge(self._alias, group, translated)
 
-    def refuse_same_cluster(self) -> None:
-        """Raises ConfigError if the source is the target, once both can be reached."""
+    def refuse_wrong_clusters(self) -> None:
+        """Raises ConfigError if the source is the target, or the checkpoint is that of other clusters, once
+        both can be reached.
+
+        With the same offsets another target has its own positions, its log ends.
+        """
         with self._lock:
-            if not self._cluster_is_checked:
-                refuse_same_cluster(self._source_admin, self._target_admin, self._alias)
-                self._cluster_is_checked = True
+            if not self._clusters_are_checked:
+                ids = refuse_same_cluster(self._source_admin, self._target_admin, self._alias)
+                if self._records is None:
+                    ids = ids._replace(target=None)
+                refuse_other_clusters(Path(self._job.checkpoint) / self._alias, self._alias, ids)
+                self._clusters_are_checked = True
 
     @property
     def knows_positions(self) -> bool:

@@ -21,6 +21,7 @@ from tidemill.client.errors import ClientError
 from tidemill.client.group_offsets import OffsetAndMetadata
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
+from tidemill.pipeline.mirror.checkpoint_clusters import ClusterIds
 
 logger = logging.getLogger("tidemill.pipeline")
 
@@ -29,14 +30,15 @@ MARK_S: Final = 120.0
 """How long a mark is valid. Marks are renewed whenever the topics are compared."""
 
 
-def refuse_same_cluster(source: Admin, target: Admin, alias: str) -> None:
-    """Raises ConfigError if both are one cluster."""
-    ids = [admin.describe_cluster().cluster_id for admin in (source, target)]
-    if ids[0] is not None and ids[0] == ids[1]:
+def refuse_same_cluster(source: Admin, target: Admin, alias: str) -> ClusterIds:
+    """Returns the ids of both clusters. Raises ConfigError if they are one cluster."""
+    ids = ClusterIds(source.describe_cluster().cluster_id, target.describe_cluster().cluster_id)
+    if ids.source is not None and ids.source == ids.target:
         raise ConfigError(
-            f"the source {alias} and the target are the same cluster (its id is {ids[0]}): each record would "
-            "be copied again and again. Name another cluster"
+            f"the source {alias} and the target are the same cluster (its id is {ids.source}): each record "
+            "would be copied again and again. Name another cluster"
         )
+    return ids
 
 
 def mark_topics(source: Admin, target: Admin, names: Iterable[str], now_s: float | None = None) -> None:

@@ -204,9 +204,9 @@ class SourceRun:
         self.progress = SourceProgress(source.alias)
 
     def start(self) -> None:
-        """Starts the query and the thread. Raises ClientError, and ConfigError for a loop."""
+        """Starts the query and the thread. Raises ClientError, and ConfigError for wrong clusters."""
         try:
-            self._observer.refuse_same_cluster()
+            self._observer.refuse_wrong_clusters()
         except (ClientError, OSError) as problem:
             if self._job.trigger == AVAILABLE_NOW or (
                 isinstance(problem, ClientError) and not problem.retriable
@@ -383,7 +383,7 @@ class SourceRun:
         next_groups_s = 0.0
         while not self._stopping.wait(MEASURE_S if self.progress.lag is not None else 0.2):
             try:
-                self._observer.refuse_same_cluster()
+                self._observer.refuse_wrong_clusters()
                 lag = self._observer.measure()
                 self.progress.lag, self.progress.topics = lag, len(self._observer.names)
                 self.progress.refused = self._observer.refused

@@ -30,9 +30,10 @@ from tidemill.pipeline.mirror.copy_planning import (
 )
 from tidemill.pipeline.mirror.copy_source import MirroredClusters
 from tidemill.pipeline.mirror.group_sync import GroupSync, plan_positions, same_positions
+from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource, SourceRun
 from tidemill.pipeline.mirror.mirror_lag import MirrorLag, MirrorMetrics
 from tidemill.pipeline.mirror.range_copy import CopyRange, count_batches
-from tidemill.pipeline.mirror.target_names import TargetNames, prefixed_names
+from tidemill.pipeline.mirror.target_names import ClaimedNames, TargetNames, prefixed_names
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
 from tidemill.pipeline.mirror.topic_sync import (
     TargetSettings,
@@ -95,6 +96,35 @@ def test_names_are_the_same_or_prefixed() -> None:
         "west.t",
         "north.west.t",
     ]
+
+
+def test_a_mirror_has_one_source() -> None:
+    claimed = ClaimedNames()
+    claimed.claim("east", ["t", "u"])
+    claimed.claim("north", ["v"])
+    claimed.claim("east", ["t"])
+    with pytest.raises(ConfigError, match="the sources north and east both have t, and a mirror"):
+        claimed.claim("north", ["t", "v"])
+
+
+def test_a_job_with_two_sources_of_one_mirror_does_not_start() -> None:
+    east, north, west = (MirrorSource(alias, {"bootstrap.servers": "a:1"}) for alias in "enw")
+    job = MirrorJob(sources=[east, north], target=west, checkpoint="x")
+    claimed = ClaimedNames()
+    runs: list[Any] = [SourceRun(Mock(), job, source, None, None, claimed) for source in job.sources]
+    for run in runs:
+        run._observer._topics = Mock()
+        run._observer._topics.mirrored.return_value = {"t": "t"}
+        run._observer._topics.existing.return_value = ({"t": "t"}, {})
+        run._observer.refuse_wrong_clusters = Mock()
+        run._start_query, run._thread = Mock(), Mock()
+    runs[0].start()
+    with pytest.raises(ConfigError):
+        runs[1].start()
+    runs[1]._start_query.assert_not_called()
+    # Topics that are created later.
+    with pytest.raises(ConfigError):
+        runs[1]._observer._compare_topics()
 
 
 def plan(

@@ -19,6 +19,7 @@ from tidemill.pipeline.mirror.mirror_lag import MirrorLag, log_ends, measure_lag
 from tidemill.pipeline.mirror.position_translation import MergedPositions, PositionTranslation
 from tidemill.pipeline.mirror.record_query import RecordQuery
 from tidemill.pipeline.mirror.record_source import committed_only
+from tidemill.pipeline.mirror.target_names import ClaimedNames
 from tidemill.pipeline.mirror.topic_sync import TopicSync, read_topics_named
 from tidemill.wire.list_offset_timestamps import LATEST
 
@@ -35,8 +36,10 @@ class ClusterObserver:
         source: MirrorSource,
         records: RecordQuery | None = None,
         merged: MergedPositions | None = None,
+        claimed: ClaimedNames | None = None,
     ) -> None:
         self._job = job
+        self._claimed = claimed
         self._alias = source.alias
         self._merged = merged
         self._clusters_are_checked = False
@@ -98,6 +101,12 @@ class ClusterObserver:
                 refuse_other_clusters(Path(self._job.checkpoint) / self._alias, self._alias, ids)
                 self._clusters_are_checked = True
 
+    def claim_topics(self) -> None:
+        """Raises ConfigError if a topic is also that of another source, with the same offsets."""
+        if self._claimed is not None:
+            with self._lock:
+                self._claimed.claim(self._alias, self._topics.mirrored().values())
+
     @property
     def knows_positions(self) -> bool:
         """Whether the positions of all sources that are merged are known."""
@@ -131,6 +140,8 @@ class ClusterObserver:
             return
         self._next_names_s = time.monotonic() + self._job.topics_interval_s
         self.names, self.refused = self._topics.existing()
+        if self._claimed is not None:
+            self._claimed.claim(self._alias, self.names.values())
         mark_topics(self._source_admin, self._target_admin, self.names.values())
 
     def goal(self) -> dict[TopicPartition, int]:

@@ -30,7 +30,7 @@ from tidemill.pipeline.mirror.position_translation import MergedPositions
 from tidemill.pipeline.mirror.query_failures import Verdict, verdict_on
 from tidemill.pipeline.mirror.record_query import RecordQuery
 from tidemill.pipeline.mirror.record_source import OFFSETS_MAX, RecordDataSource, RecordOptions
-from tidemill.pipeline.mirror.target_names import TargetNames, prefixed_names
+from tidemill.pipeline.mirror.target_names import ClaimedNames, TargetNames, prefixed_names
 from tidemill.pipeline.mirror.target_support import refuse_without_mirrors
 from tidemill.pipeline.mirror.topic_filter import ALL_NAMES, TopicFilter
 from tidemill.pipeline.spark_errors import OURS, explained
@@ -125,7 +125,8 @@ def mirror(
             refuse_without_mirrors(target, job.target.client["bootstrap.servers"])
     with locked_checkpoint(job.checkpoint):
         merged = MergedPositions(source.alias for source in job.sources) if job.merges else None
-        runs = [SourceRun(spark, job, source, metrics, merged) for source in job.sources]
+        claimed = ClaimedNames() if job.same_offsets else None
+        runs = [SourceRun(spark, job, source, metrics, merged, claimed) for source in job.sources]
         try:
             for run in runs:
                 run.start()
@@ -184,6 +185,7 @@ class SourceRun:
         source: MirrorSource,
         metrics: MirrorMetrics | None,
         merged: MergedPositions | None = None,
+        claimed: ClaimedNames | None = None,
     ) -> None:
         self._spark = spark
         self._job = job
@@ -197,16 +199,17 @@ class SourceRun:
         self._restart_at_s = 0.0
         self._stopping = threading.Event()
         self._records = None if job.same_offsets else self._record_query()
-        self._observer = ClusterObserver(job, source, self._records, merged)
+        self._observer = ClusterObserver(job, source, self._records, merged, claimed)
         self._thread = threading.Thread(target=self._observe, name=f"mirror-{source.alias}", daemon=True)
         self._goal: dict[TopicPartition, int] = {}
         """The ends of the source at the start, for ``available-now`` (:meth:`ClusterObserver.goal`)."""
         self.progress = SourceProgress(source.alias)
 
     def start(self) -> None:
-        """Starts the query and the thread. Raises ClientError, and ConfigError for wrong clusters."""
+        """Starts the query and the thread. Raises ClientError, and ConfigError for clusters and topics."""
         try:
             self._observer.refuse_wrong_clusters()
+            self._observer.claim_topics()
         except (ClientError, OSError) as problem:
             if self._job.trigger == AVAILABLE_NOW or (
                 isinstance(problem, ClientError) and not problem.retriable

@@ -8,7 +8,11 @@ Source: KIP-382, ``DefaultReplicationPolicy`` and ``isCycle``.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from tidemill.model.errors import ConfigError
 
 SEPARATOR = "."
 
@@ -31,3 +35,27 @@ class TargetNames(NamedTuple):
 def prefixed_names(source_alias: str, target_alias: str) -> TargetNames:
     """Returns the naming with prefixes."""
     return TargetNames(source_alias + SEPARATOR, target_alias)
+
+
+class ClaimedNames:
+    """The source of each mirror with the same offsets in a job: one mirror cannot have the offsets of two.
+
+    Threads may share it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._aliases: dict[str, str] = {}
+
+    def claim(self, alias: str, names: Iterable[str]) -> None:
+        """Notes the topics of the target that a source has. Raises ConfigError if another source has one."""
+        with self._lock:
+            others = {
+                name: other for name in names if (other := self._aliases.setdefault(name, alias)) != alias
+            }
+        if others:
+            raise ConfigError(
+                f"the sources {alias} and {', '.join(sorted(set(others.values())))} both have "
+                f"{', '.join(sorted(others))}, and a mirror has the offsets of one: mirror with prefixes "
+                "(--prefixed) or new offsets (--offsets new), or deny the topic and mirror it in another job"
+            )

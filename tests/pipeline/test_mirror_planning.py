@@ -10,11 +10,12 @@ from unittest.mock import Mock
 import pytest
 
 from record_builders import build_batch
-from tidemill.client.errors import ClientError
+from tidemill.client.errors import ClientError, DataLoss
 from tidemill.client.group_offsets import OffsetAndMetadata
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.batch_planning import ClusterView
+from tidemill.pipeline.mirror import copy_source
 from tidemill.pipeline.mirror.copy_options import CopyOptions, parse_copy_options
 from tidemill.pipeline.mirror.copy_planning import (
     CopyTask,
@@ -394,6 +395,22 @@ def test_a_mirror_that_is_promoted_keeps_its_log_start(code: ErrorCode, ends: bo
     clusters._target_admin.delete_records.side_effect = ClientError("no", code)
     with pytest.raises(ClientError) if ends else nullcontext():
         clusters._move_log_starts({item(0): 5})
+
+
+@pytest.mark.parametrize("promoted", [True, False])
+def test_a_mirror_that_is_promoted_may_be_longer_than_its_source(
+    monkeypatch: pytest.MonkeyPatch, promoted: bool
+) -> None:
+    monkeypatch.setattr(copy_source, "OUTAGE_PAUSE_S", 0.0)
+    clusters: Any = object.__new__(MirroredClusters)
+    clusters._names, clusters._compacted, clusters._next_sync_s = {"t": "t"}, set(), float("inf")
+    clusters._options = Mock(topics_interval_s=10.0)
+    state = {"tidemill.mirror.state": "promoting"} if promoted else MIRROR
+    clusters._topics = Mock(run=lambda: plan({"t": TopicState(1, 1, {})}, {"t": TopicState(1, 1, state)}))
+    longer, without = view({0: (0, 9)}, {0: (0, 10)}), view({}, {})
+    clusters._read = lambda: longer if clusters._names else without
+    with nullcontext() if promoted else pytest.raises(DataLoss):
+        assert clusters.view(StreamPosition({})) is without
 
 
 def test_metrics_have_the_partitions_that_are_mirrored_now() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from record_builders import build_batch, build_message_set
-from tidemill.client.errors import BrokerUnreachable
+from tidemill.client.errors import BrokerUnreachable, ClientError
+from tidemill.model.errors import ErrorCode
 from tidemill.pipeline.mirror import range_copy
 from tidemill.pipeline.mirror.range_copy import CopyRange, RangeCopy, SourceDiverged, may_be_same
 from tidemill.records.batch import NO_PRODUCER_ID, RECORDS, whole_batch_size
@@ -33,6 +34,7 @@ class Log:
         self.on_response: Callable[[int], None] = lambda offset: None
         self.in_flight = 0
         self.in_flight_max = 0
+        self.refusal: ClientError | None = None
 
     def fetch(
         self, topic: str, partition: int, start: int, end: int, topic_id: Any = None, bytes_max: int = 0
@@ -56,10 +58,13 @@ class Log:
 
     def wait(self, item: Any, batches: bytes) -> None:
         self.in_flight -= 1
+        if self.refusal is not None:
+            raise self.refusal
         at = 0
         while at < len(batches):
             size = whole_batch_size(batches, at, len(batches))
-            self.batches.append(batches[at : at + size])
+            if int.from_bytes(batches[at : at + 8]) >= len(self.batches):
+                self.batches.append(batches[at : at + size])
             at += size
 
 
@@ -82,6 +87,15 @@ def test_another_topic_is_no_source_of_a_mirror(is_compacted: bool) -> None:
     source = Log(*(batch(offset, b"other") for offset in range(9)))
     with pytest.raises(SourceDiverged, match="another batch before offset 2"):
         copy_of(source, Log(batch(0), batch(1)), is_compacted=is_compacted).run()
+
+
+@pytest.mark.parametrize("code", [ErrorCode.POLICY_VIOLATION, ErrorCode.INVALID_TXN_STATE])
+def test_a_mirror_that_was_promoted_has_other_records_and_is_no_error(code: ErrorCode) -> None:
+    mirror = Log(batch(0), batch(1, b"of a producer"))
+    mirror.refusal = ClientError("no mirror any more", code)
+    copied = copy_of(Log(*map(batch, range(9))), mirror).run()
+    assert (copied.end, copied.code, copied.problem) == (2, code, "no mirror any more")
+    assert len(mirror.batches) == 2
 
 
 def test_a_source_that_loses_records_during_the_copy_stops_it() -> None:

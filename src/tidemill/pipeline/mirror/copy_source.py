@@ -251,9 +251,7 @@ class MirroredClusters:
         Raises TopicRecreated, and DataLoss if the source is shorter than the target.
         """
         if time.monotonic() >= self._next_sync_s:
-            changes = self._topics.run()
-            self._names, self._compacted = changes.mirrored, changes.compacted
-            self._next_sync_s = time.monotonic() + self._options.topics_interval_s
+            self._sync_topics()
         view = self._read()
         if problems := replaced_topics(known, view):
             raise TopicRecreated("; ".join(problems))
@@ -261,6 +259,8 @@ class MirroredClusters:
             if not longer_than_source(view):
                 break
             time.sleep(OUTAGE_PAUSE_S)
+            # A mirror that is promoted is longer, too.
+            self._sync_topics()
             view = self._read()
         if problems := longer_than_source(view):
             raise DataLoss("; ".join(problems))
@@ -268,6 +268,11 @@ class MirroredClusters:
             self._move_log_starts(behind)
             view = self._read()
         return view
+
+    def _sync_topics(self) -> None:
+        changes = self._topics.run()
+        self._names, self._compacted = changes.mirrored, changes.compacted
+        self._next_sync_s = time.monotonic() + self._options.topics_interval_s
 
     def _move_log_starts(self, starts: Offsets) -> None:
         try:

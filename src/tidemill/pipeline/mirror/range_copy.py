@@ -37,7 +37,7 @@ from tidemill.records.batch import (
     parse_batch,
     whole_batch_size,
 )
-from tidemill.records.mirrored_batch import mirrored_batches
+from tidemill.records.mirrored_batch import as_mirrored, mirrored_batches
 from tidemill.records.record_reader import read_records
 
 IN_FLIGHT_MAX: Final = 3
@@ -244,7 +244,7 @@ class RangeCopy:
         raise problem
 
     def _compare_last(self, position: int) -> int:
-        """Raises SourceDiverged if the source has another batch at the end of the mirror.
+        """Raises SourceDiverged if the source has another batch at the end of the mirror, while it is one.
 
         Returns the leader epoch of the source's batch, or NO_EPOCH.
         """
@@ -256,6 +256,7 @@ class RangeCopy:
             return NO_EPOCH
         there = batch_before(self._mirror, self._item, position)
         if there is not None and not may_be_same(here, there, is_compacted=self._span.is_compacted):
+            self._refuse_promoted(there)
             raise SourceDiverged(
                 f"the source {item} has another batch before offset {position} than its mirror {self._item}: "
                 "the source has lost records and got others (an unclean election, or a disk that was "
@@ -265,6 +266,14 @@ class RangeCopy:
                 partition=item.partition,
             )
         return NO_EPOCH if here[MAGIC] < CURRENT_MAGIC else int(_I32.unpack_from(here, LEADER_EPOCH)[0])
+
+    def _refuse_promoted(self, last: bytes) -> None:
+        """Raises an error of LEFT_TO_PLANNING for a mirror that is promoted, which has records of its own.
+
+        A mirror skips the batch that it has; a topic that is none, or that is promoted, refuses it.
+        """
+        if last[MAGIC] == CURRENT_MAGIC:
+            self._target.wait(self._item, self._target.send(self._item, as_mirrored(last, 0)))
 
     def _copy_from(self, position: int, epoch: int) -> None:
         """Copies from ``position`` on. ``epoch`` is the source's leader epoch of the batch before it."""

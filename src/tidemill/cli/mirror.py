@@ -113,7 +113,7 @@ WITHOUT_EFFECT = ("num_producers", "queue_size", "abort_on_send_failure", "offse
     "--tasks",
     "--num.streams",
     type=WholeNumber(1),
-    help="Partitions that are copied at the same time.  [default: one per core]",
+    help="With the same offsets, partitions that are copied at the same time.  [default: one per core]",
 )
 @click.option("--metrics-port", type=WholeNumber(0, 65535), help="Port of Prometheus metrics, on 127.0.0.1.")
 @click.option("--num.producers", "num_producers", hidden=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from tidemill.client.errors import BrokerUnreachable, ClientError
-from tidemill.model.errors import ErrorCode
+from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource, SourceRun
 from tidemill.pipeline.mirror.mirror_lag import MirrorLag
@@ -86,3 +87,18 @@ def test_an_outage_after_refused_batches_does_not_end_the_mirror(outage: Excepti
     with pytest.raises(ClientError) as problem:
         run._note_batches(query)
     assert problem.value.code is ErrorCode.POLICY_VIOLATION
+
+
+@pytest.mark.parametrize(
+    ("problem", "ends"),
+    [(BrokerUnreachable("cut"), False), (ConfigError("a loop"), True), (ValueError("a fault"), True)],
+)
+def test_the_thread_that_measures_does_not_end_alone(problem: Exception, ends: bool) -> None:
+    run = run_with({}, lag({}, {}))
+    run._query = Mock(isActive=True, recentProgress=[])
+    run._stopping = Mock(wait=Mock(side_effect=[False, False, True]))
+    run._observer.measure.side_effect = problem
+    run._observe()
+    with pytest.raises(type(problem)) if ends else nullcontext():
+        assert not run.has_ended()
+    assert run._observer.measure.call_count == 2

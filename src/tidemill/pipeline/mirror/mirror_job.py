@@ -194,7 +194,8 @@ class SourceRun:
         self._query: StreamingQuery | None = None
         self._last_batch = -1
         self._copy_problem = ""
-        self._config_error: ConfigError | None = None
+        self._failure: Exception | None = None
+        """The error of the thread that ends the mirror."""
         self._restarts = 0
         self._restart_at_s = 0.0
         self._stopping = threading.Event()
@@ -223,8 +224,8 @@ class SourceRun:
 
     def has_ended(self) -> bool:
         """Whether all is copied (``available-now``). Raises the error that ends the query."""
-        if self._config_error is not None:
-            raise self._config_error
+        if self._failure is not None:
+            raise self._failure
         query = self._query
         if query is None:
             if time.monotonic() >= self._restart_at_s:
@@ -397,10 +398,12 @@ class SourceRun:
                     self._copy_positions(lag)
                     next_groups_s = time.monotonic() + self._job.groups_interval_s
             except ConfigError as problem:
-                self._config_error = problem
+                self._failure = problem
             except (TidemillError, OSError) as problem:
                 self.progress.waiting = str(problem)
                 logger.info("the mirror of %s: %s", self._source.alias, problem)
+            except Exception as problem:  # noqa: BLE001 - without the thread, lag and positions would stay
+                self._failure = problem
 
     def _copy_positions(self, lag: MirrorLag) -> None:
         self.progress.positions = self._observer.copy_positions(lag)

@@ -1,6 +1,6 @@
 """Runs the tests of Spark that ``make test`` omits: older PySpark, Apache Kafka, Spark's connector.
 
-    python tests/spark_matrix.py [4.0 4.1 4.2 kafka connector kills]
+    python tests/spark_matrix.py [4.0 4.1 4.2 kafka connector kills mirrors]
 
 ==============  ===============================  =============
 name            PySpark                          against
@@ -10,6 +10,7 @@ kafka           4.3, as installed                Apache Kafka
 connector       4.0.0, with the jars of Spark's  Apache Kafka
                 own connector
 kills           4.3, as installed                Tidemill
+mirrors         4.3, as installed                Tidemill
 ``make test``   4.3, as installed                Tidemill
 ==============  ===============================  =============
 
@@ -40,6 +41,8 @@ VERSIONS = ("4.0", "4.1", "4.2")
 KAFKA = "kafka"
 CONNECTOR = "connector"
 KILLS = "kills"
+MIRRORS = "mirrors"
+MIRROR_TESTS = [f"tests/pipeline/test_mirror_{part}spark.py" for part in ("", "records_")]
 CHOSEN = "not clients and not every"
 """The markers of the tests to run."""
 TRANSACTIONS = ("transaction.state.log.replication.factor=1", "transaction.state.log.min.isr=1")
@@ -49,7 +52,6 @@ TESTS = [
     *(f"tests/pipeline/test_pipeline_spark_{part}.py" for part in ("batch", "stream", "write")),
     "tests/pipeline/test_pipeline_lag.py",
     "tests/pipeline/test_exactly_once_spark.py",
-    "tests/pipeline/test_mirror_spark.py",
     COMPARED,
 ]
 
@@ -77,7 +79,8 @@ def run_version(version: str) -> bool:
     """Runs the tests with this version of PySpark, against Tidemill."""
     path = pyspark(version)
     found = next((one.version for one in metadata.distributions(name="pyspark", path=[str(path)])), version)
-    return run(f"PySpark {found}, our broker", PYTHONPATH=f"{path}{os.pathsep}{ROOT / 'src'}")
+    tests = [*TESTS, MIRROR_TESTS[0]]
+    return run(f"PySpark {found}, our broker", tests, PYTHONPATH=f"{path}{os.pathsep}{ROOT / 'src'}")
 
 
 def run_kafka() -> bool:
@@ -111,15 +114,20 @@ def run_kills() -> bool:
     return run(title, ["tests/pipeline/test_pipeline_killed_loads.py"])
 
 
+def run_mirrors() -> bool:
+    """Runs the tests of mirrors with the installed PySpark, against Tidemill."""
+    return run(f"PySpark {metadata.version('pyspark')}, mirrors", MIRROR_TESTS)
+
+
 def run_one(name: str) -> bool:
     """Runs the configuration with this name. Returns whether it passed."""
-    runs = {KAFKA: run_kafka, CONNECTOR: run_connector, KILLS: run_kills}
+    runs = {KAFKA: run_kafka, CONNECTOR: run_connector, KILLS: run_kills, MIRRORS: run_mirrors}
     return runs[name]() if name in runs else run_version(name)
 
 
 def main(wanted: list[str]) -> int:
     """Returns exit code 1 if a test failed, and 2 for an unknown name."""
-    known = (*VERSIONS, KAFKA, CONNECTOR, KILLS)
+    known = (*VERSIONS, KAFKA, CONNECTOR, KILLS, MIRRORS)
     names = wanted or list(known)
     unknown = [name for name in names if name not in known]
     if unknown:

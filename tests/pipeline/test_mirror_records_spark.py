@@ -28,7 +28,12 @@ from tidemill.testing.broker import Broker
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.xdist_group("mirror")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.matrix,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("mirror"),
+]
 
 
 @pytest.fixture(scope="module")

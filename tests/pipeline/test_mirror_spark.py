@@ -30,7 +30,7 @@ from tidemill.testing.broker import Broker
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("mirror")]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.xdist_group("mirror")]
 
 PARTITIONS = 3
 MIRROR_STATE = "tidemill.mirror.state"
@@ -172,6 +172,7 @@ def test_topics_transactions_and_group_positions_are_copied_with_their_offsets(m
     assert_same_logs(source, target, topic)
 
 
+@pytest.mark.matrix
 def test_a_running_mirror_follows_new_partitions_settings_and_log_starts(mirrored: Mirrored) -> None:
     topic, source, target = mirrored.topic, mirrored.source.bootstrap, mirrored.target.bootstrap
     metrics = MirrorMetrics()
@@ -202,6 +203,7 @@ def bounds_or_none(bootstrap: str, topic: str) -> dict[int, tuple[int, int]] | N
 @pytest.mark.parametrize(
     ("side", "how"), [("source", "silent"), ("target", "silent"), ("source", "reset"), ("target", "reset")]
 )
+@pytest.mark.matrix
 def test_a_cut_link_is_survived_and_caught_up(mirrored: Mirrored, side: str, how: str) -> None:
     topic = mirrored.topic
     broker = mirrored.source if side == "source" else mirrored.target
@@ -227,6 +229,7 @@ def test_a_cut_link_is_survived_and_caught_up(mirrored: Mirrored, side: str, how
     assert_same_logs(mirrored.source.bootstrap, mirrored.target.bootstrap, topic)
 
 
+@pytest.mark.matrix
 def test_a_killed_target_and_source_are_caught_up(mirrored: Mirrored) -> None:
     with Running(mirrored) as running:
         for number, broker in enumerate((mirrored.target, mirrored.source, mirrored.target)):
@@ -243,6 +246,7 @@ def test_a_killed_target_and_source_are_caught_up(mirrored: Mirrored) -> None:
     assert_same_logs(mirrored.source.bootstrap, mirrored.target.bootstrap, mirrored.topic)
 
 
+@pytest.mark.matrix
 def test_a_recreated_source_stops_the_mirror(mirrored: Mirrored) -> None:
     mirrored.fill(10)
     mirrored.run()
@@ -267,6 +271,7 @@ def append(mirrored: Mirrored, partition: int, batches: bytes) -> None:
         appender.close()
 
 
+@pytest.mark.matrix
 def test_a_source_that_is_shorter_stops_the_mirror(mirrored: Mirrored, monkeypatch: Any) -> None:
     mirrored.fill(10)
     mirrored.run()
@@ -276,6 +281,7 @@ def test_a_source_that_is_shorter_stops_the_mirror(mirrored: Mirrored, monkeypat
         mirrored.run()
 
 
+@pytest.mark.matrix
 def test_a_source_with_other_records_stops_the_mirror(mirrored: Mirrored) -> None:
     """As after an unclean election, in which the source loses records, and gets others at their offsets."""
     mirrored.fill(50)
@@ -292,6 +298,7 @@ def test_a_source_with_other_records_stops_the_mirror(mirrored: Mirrored) -> Non
     assert "delete it in the target" in explained(caught.value)
 
 
+@pytest.mark.matrix
 def test_an_ordinary_topic_of_the_target_is_left_alone(mirrored: Mirrored) -> None:
     mirrored.fill(10)
     with Admin(mirrored.target.bootstrap) as admin:
@@ -306,6 +313,7 @@ def test_an_ordinary_topic_of_the_target_is_left_alone(mirrored: Mirrored) -> No
     )
 
 
+@pytest.mark.matrix
 def test_two_jobs_with_one_checkpoint_are_refused(mirrored: Mirrored) -> None:
     with Running(mirrored) as running:
         running.wait_for(lambda: bool(running.progress))
@@ -313,6 +321,7 @@ def test_two_jobs_with_one_checkpoint_are_refused(mirrored: Mirrored) -> None:
             mirrored.run()
 
 
+@pytest.mark.matrix
 def test_two_mirrors_of_one_topic_copy_each_batch_once(mirrored: Mirrored) -> None:
     other = str(mirrored.checkpoint) + "2"
     again = [MirrorSource("east2", {"bootstrap.servers": mirrored.source.bootstrap})]
@@ -328,6 +337,7 @@ def test_two_mirrors_of_one_topic_copy_each_batch_once(mirrored: Mirrored) -> No
     assert_same_logs(mirrored.source.bootstrap, mirrored.target.bootstrap, mirrored.topic)
 
 
+@pytest.mark.matrix
 def test_positions_follow_their_groups_and_leave_active_ones_alone(mirrored: Mirrored) -> None:
     group = f"{mirrored.topic}-readers"
     mirrored.fill(300)

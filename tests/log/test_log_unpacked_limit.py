@@ -212,6 +212,7 @@ def test_the_default_is_in_the_tables_of_keys_and_in_tools_without_a_configurati
         "log/log_config.py",
         "model/configs/cluster_keys.py",
         "model/unpacked_limit.py",
+        "pipeline/mirror/range_copy.py",
     }
 
 

@@ -38,7 +38,7 @@ class MirrorPromotions:
             self.entries.pop(entry.name, None)
 
     async def run(self) -> None:
-        """Ends each partition as far as possible now. To be called periodically."""
+        """Ends each partition as far as possible now. The broker calls it periodically."""
         self._reported = {one: text for one, text in self._reported.items() if one.is_promoting}
         for name, entry in list(self.entries.items()):
             if self.topics.by_name.get(entry.name_bytes) is not entry:

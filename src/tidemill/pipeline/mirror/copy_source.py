@@ -38,6 +38,7 @@ from tidemill.pipeline.mirror.copy_planning import (
     replaced_topics,
     tasks_of,
 )
+from tidemill.pipeline.mirror.outages import Outages
 from tidemill.pipeline.mirror.range_copy import CopyRange, RangeCopy
 from tidemill.pipeline.mirror.topic_sync import TopicSync
 from tidemill.pipeline.stream import IDLE_PAUSE_S_MAX, IDLE_PAUSE_S_MIN
@@ -96,7 +97,7 @@ class MirrorStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offsets | None = None
         self._last_read_s = 0.0
         self._idle_pause_s = 0.0
-        self._outage = ""
+        self._outages = Outages()
         self._planned_from: Offsets | None = None
         """The log ends of the target before the last micro-batch; None if it had nothing to copy."""
 
@@ -112,9 +113,9 @@ class MirrorStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._pause_if_idle()
         try:
             view = self._connected().view(position.source)
-            self._ended_outage()
+            self._outages.end()
         except (ClientError, OSError) as problem:
-            self._note_outage(problem)
+            self._outages.wait(problem)
             return position.to_json()
         finally:
             self._last_read_s = time.monotonic()
@@ -142,7 +143,7 @@ class MirrorStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             view = self._connected().view(self._position.source)
         except (ClientError, OSError) as problem:
-            self._note_outage(problem)
+            self._outages.wait(problem)
             return []
         planned = self._position.source.offsets()
         ends = {item: planned[item] for item in view.source.latest if item in planned}
@@ -184,20 +185,6 @@ class MirrorStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         left_s = self._last_read_s + self._idle_pause_s - time.monotonic()
         if left_s > 0:
             time.sleep(left_s)
-
-    def _note_outage(self, problem: Exception) -> None:
-        """Logs the start of an outage. Raises an error that no wait would end."""
-        if isinstance(problem, DataLoss) or (isinstance(problem, ClientError) and not problem.retriable):
-            raise problem
-        if not self._outage:
-            self._outage = str(problem)
-            logger.warning("the mirror waits: %s", problem)
-        time.sleep(OUTAGE_PAUSE_S)
-
-    def _ended_outage(self) -> None:
-        if self._outage:
-            logger.warning("the mirror continues; it waited because: %s", self._outage)
-            self._outage = ""
 
 
 def _copied_row(options: CopyOptions, span: CopyRange) -> tuple[Any, ...]:

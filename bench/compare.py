@@ -5,8 +5,8 @@
 Each round measures A, then B; a figure is the median of the rounds, and only ratios are reliable: the client
 shares the processors with the broker. Logs are on tmpfs, otherwise the disk's write-back would be measured.
 The same table has the figures of ``flat.py``, ``spark.py``, ``spark_streams.py``, ``spark_sink.py``,
-``compaction.py`` and ``conversion.py``; ``cluster.py``, ``transactions.py`` and ``leader_kill.py`` have
-separate tables.
+``mirror.py``, ``compaction.py`` and ``conversion.py``; ``cluster.py``, ``transactions.py`` and
+``leader_kill.py`` have separate tables.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import compaction
 import conversion
 import flat
 import leader_kill
+import mirror
 import spark
 import spark_sink
 import spark_streams
@@ -185,6 +186,8 @@ def main() -> None:
         lines += spark_rows(options.quick)
         lines += spark_streams.table_rows(spark_streams.ROWS // (4 if options.quick else 1))
         lines += spark_sink.table_rows(spark_sink.ROWS // (4 if options.quick else 1))
+    if options.only in "mirror":
+        lines += mirror.table_rows(mirror.MEGABYTES // (10 if options.quick else 1))
     if options.only in "compaction":
         lines += compaction.every_row(1_000_000 if options.quick else compaction.ROWS, compaction.PARTITIONS)
     if options.only in "conversion":

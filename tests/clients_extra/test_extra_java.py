@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +15,7 @@ from typing import NamedTuple
 import pytest
 from wire_tap import WireTap
 
+from tidemill.client import Admin, Consumer, Producer
 from tidemill.testing import Broker
 from tidemill.wire.apis import ApiKey
 
@@ -345,3 +348,44 @@ def test_dump_log_segments_reads_the_files_of_tidemill(tool: Tool, tmp_path: Pat
     told = tool(f"{TOOLS}.DumpLogSegments", "--offsets-decoder", "--files", ",".join(offsets)).out
     assert '"group":"dumpers","topic":"dumped","partition":0' in told
     assert '"protocolType":"consumer"' in told
+
+
+def test_kafka_transactions_shows_and_ends_transactions(tool: Tool, tmp_path: Path) -> None:
+    command, topic = f"{TOOLS}.TransactionsCommand", "java-hanging"
+    an_hour_ago = int((time.time() - 3600) * 1000)
+    with Broker(data_dir=tmp_path) as broker:
+        server = ("--bootstrap-server", broker.bootstrap)
+        with Admin(broker.bootstrap) as admin:
+            admin.create_topic(topic, 1, 1)
+        producer = Producer(broker.bootstrap, {"transactional.id": "buyer"})
+        producer.begin()
+        producer.send(topic, b"hanging", timestamp_ms=an_hour_ago).result(10)
+        assert re.search(r"^buyer\s+1\s+0\s+Ongoing", tool(command, *server, "list").out, re.MULTILINE)
+        described = tool(command, *server, "describe", "--transactional-id", "buyer").out
+        assert re.search(rf"buyer\s+0\s+0\s+Ongoing\s+60000\s.*{topic}-0", described)
+        where = ("--topic", topic, "--partition", "0")
+        assert str(an_hour_ago) in tool(command, *server, "describe-producers", *where).out
+        hanging = tool(command, *server, "find-hanging", "--broker-id", "1").out
+        assert topic not in hanging, "its coordinator has it"
+        broker.kill()
+        producer.close()
+    for partition in tmp_path.glob("__transaction_state-*"):
+        shutil.rmtree(partition)
+    with Broker(data_dir=tmp_path) as broker:
+        server = ("--bootstrap-server", broker.bootstrap)
+        for found_by in (("--broker-id", "1"), ("--topic", topic)):
+            hanging = tool(command, *server, "find-hanging", *found_by).out
+            assert re.search(rf"^{topic}\s+0\s+0\s+0\s", hanging, re.MULTILINE), found_by
+        tool(command, *server, "abort", *where, "--start-offset", "0")
+        assert topic not in tool(command, *server, "find-hanging", "--broker-id", "1").out
+        with Producer(broker.bootstrap, {"transactional.id": "forced"}) as producer:
+            producer.begin()
+            producer.send(topic, b"open").result(10)
+            tool(command, *server, "forceTerminateTransaction", "--transactionalId", "forced")
+        with Producer(broker.bootstrap) as plain:
+            plain.send(topic, b"visible").result(10)
+        config = {"auto.offset.reset": "earliest", "isolation.level": "read_committed"}
+        with Consumer(broker.bootstrap, config) as consumer:
+            consumer.assign([(topic, 0)])
+            assert [record.value for record in consumer.poll(30)] == [b"visible"]
+        assert "Traceback" not in broker.log

@@ -1,9 +1,14 @@
-"""A broker that all tests of clients share, and new topics on it."""
+"""A broker that all tests of clients share, and new topics on it.
+
+``TIDEMILL_TEST_BOOTSTRAP=host:port`` runs the tests that need only an address against a cluster that is
+there, for instance Apache Kafka.
+"""
 
 from __future__ import annotations
 
 import itertools
 import logging
+import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -83,15 +88,19 @@ def own_broker() -> Iterator[Broker]:
 
 
 @pytest.fixture(scope="session")
-def admin(client_broker: Broker) -> AdminClient:
-    """librdkafka's admin client of the shared broker."""
-    return AdminClient({"bootstrap.servers": client_broker.bootstrap})
+def bootstrap(request: pytest.FixtureRequest) -> str:
+    """The address of the shared broker."""
+    given = os.environ.get("TIDEMILL_TEST_BOOTSTRAP")
+    if given:
+        return given
+    broker: Broker = request.getfixturevalue("client_broker")
+    return broker.bootstrap
 
 
 @pytest.fixture(scope="session")
-def bootstrap(client_broker: Broker) -> str:
-    """The address of the shared broker."""
-    return client_broker.bootstrap
+def admin(bootstrap: str) -> AdminClient:
+    """librdkafka's admin client of the shared broker."""
+    return AdminClient({"bootstrap.servers": bootstrap})
 
 
 @pytest.fixture
@@ -99,7 +108,7 @@ def new_name(request: pytest.FixtureRequest) -> Callable[[str], str]:
     """Creates unique names: ``new_name("group")``."""
 
     def make(kind: str = "topic") -> str:
-        return f"{kind}-{next(_numbers)}"
+        return f"{kind}-{os.getpid()}-{next(_numbers)}"
 
     return make
 

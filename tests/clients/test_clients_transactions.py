@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,19 +15,29 @@ from aiokafka.errors import KafkaError as AioError
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from tidemill.client import Admin
+
 NewTopic = Callable[..., str]
 NewName = Callable[[str], str]
 
 TIMEOUT_S = 20
 WITHIN_MS = 3_000
 """How long readers wait for messages that must not come."""
+TRANSACTION_TIMEOUT_MS = 60_000
+TIMED_OUT_WITHIN_S = 40
+"""Brokers look for transactions that timed out every 10 s."""
 
 
 class Confluent:
     """librdkafka."""
 
-    def __init__(self, bootstrap: str, name: str) -> None:
-        self.producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": name})
+    def __init__(self, bootstrap: str, name: str, timeout_ms: int = TRANSACTION_TIMEOUT_MS) -> None:
+        config = {
+            "bootstrap.servers": bootstrap,
+            "transactional.id": name,
+            "transaction.timeout.ms": timeout_ms,
+        }
+        self.producer = Producer(config)
         self.producer.init_transactions(TIMEOUT_S)
 
     def begin(self) -> None:
@@ -72,10 +83,12 @@ class Confluent:
 class Python:
     """kafka-python."""
 
-    def __init__(self, bootstrap: str, name: str) -> None:
+    def __init__(self, bootstrap: str, name: str, timeout_ms: int = TRANSACTION_TIMEOUT_MS) -> None:
         from kafka import KafkaProducer
 
-        self.producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=name)
+        self.producer = KafkaProducer(
+            bootstrap_servers=bootstrap, transactional_id=name, transaction_timeout_ms=timeout_ms
+        )
         self.producer.init_transactions()
 
     def begin(self) -> None:
@@ -121,11 +134,13 @@ class Python:
 class Aio:
     """aiokafka."""
 
-    def __init__(self, bootstrap: str, name: str) -> None:
+    def __init__(self, bootstrap: str, name: str, timeout_ms: int = TRANSACTION_TIMEOUT_MS) -> None:
         self.loop = asyncio.new_event_loop()
 
         async def start() -> Any:
-            producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=name)
+            producer = AIOKafkaProducer(
+                bootstrap_servers=bootstrap, transactional_id=name, transaction_timeout_ms=timeout_ms
+            )
             await producer.start()
             return producer
 
@@ -177,6 +192,13 @@ class Aio:
 CLIENTS = {"confluent": Confluent, "kafka-python": Python, "aiokafka": Aio}
 
 
+def errors() -> tuple[type[Exception], ...]:
+    """The errors of all clients."""
+    from kafka.errors import KafkaError as PythonError
+
+    return (KafkaException, PythonError, AioError)
+
+
 @pytest.mark.parametrize("client", list(CLIENTS))
 def test_committed_and_aborted_transactions(
     bootstrap: str, new_topic: NewTopic, new_name: NewName, client: str
@@ -214,15 +236,39 @@ def test_a_second_producer_fences_the_first(
     second.begin()
     second.send(topic, [b"second"])
     second.commit()
-    from kafka.errors import KafkaError as PythonError
-
-    errors = (KafkaException, PythonError, AioError)
-    with pytest.raises(errors):
+    with pytest.raises(errors()):
         first.commit()
-    with contextlib.suppress(*errors):
+    with contextlib.suppress(*errors()):
         first.close()
     second.close()
     assert Confluent.read(bootstrap, topic, "read_committed", 1) == [b"second"]
+
+
+@pytest.mark.parametrize("client", list(CLIENTS))
+def test_a_transaction_is_aborted_after_its_timeout(
+    bootstrap: str, new_topic: NewTopic, new_name: NewName, client: str
+) -> None:
+    topic, name = new_topic(), new_name("transactional")
+    slow = CLIENTS[client](bootstrap, name, timeout_ms=1_000)
+    slow.begin()
+    slow.send(topic, [b"slow"])
+    with Admin(bootstrap) as admin:
+        end_s = time.monotonic() + TIMED_OUT_WITHIN_S
+        while (state := admin.describe_transaction(name).state) != "CompleteAbort":
+            assert time.monotonic() < end_s, state
+            time.sleep(0.1)
+    with pytest.raises(errors()):
+        slow.commit()
+    with contextlib.suppress(*errors()):
+        slow.close()
+    following = CLIENTS[client](bootstrap, name)
+    following.begin()
+    following.send(topic, [b"following"])
+    following.commit()
+    following.close()
+    for reader in CLIENTS.values():
+        assert reader.read(bootstrap, topic, "read_committed", 1) == [b"following"]
+        assert reader.read(bootstrap, topic, "read_uncommitted", 2) == [b"slow", b"following"]
 
 
 @pytest.mark.parametrize("client", list(CLIENTS))

@@ -4,9 +4,12 @@ written once although brokers, coordinators and programs are killed.
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -75,6 +78,22 @@ def test_java_transactions_have_the_results_of_apache_kafka(programs: str, tmp_p
     with kafka_address(tmp_path) as address:
         assert found == results(programs, address)
     assert len(found) == 11
+
+
+def test_transactions_of_python_and_go_have_the_results_of_apache_kafka(
+    go_tests: Path, tmp_path: Path
+) -> None:
+    """Other tests run the same programs with Tidemill."""
+    tests = Path(__file__).parent.parent / "clients" / "test_clients_transactions.py"
+    with kafka_address(tmp_path) as address:
+        for command in (
+            [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(tests)],
+            [str(go_tests), "-test.v", "-test.count=1", "-test.run", "Transactions"],
+        ):
+            environment = {**os.environ, "TIDEMILL_TEST_BOOTSTRAP": address, "BOOTSTRAP": address}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert re.search(r"12 passed|(--- PASS.*){4}", done.stdout, re.DOTALL), done.stdout
 
 
 @pytest.fixture

@@ -248,9 +248,6 @@ LEADER: Final = (
         "        if (state.leader_epoch, state.partition_epoch) < known:\n",
         "        if False:\n",
         "A partition state that is older than the current state is ignored.",
-        reason="A state must arrive after a newer state, which occurs in 7 of 300 seeds, and no state after"
-        " both.",
-        test="replication/test_replica_manager.py::test_a_state_with_an_older_epoch_is_ignored",
     ),
     Fault(
         "leads-without-session",
@@ -341,9 +338,6 @@ FOLLOWER: Final = (
         "    return leader_end\n    # The leader has",
         "If the response of the leader has an epoch that the follower lacks, the follower truncates to the"
         " end of its own preceding epoch (KIP-279).",
-        reason="It has no effect in the first 60 seeds: a leader must lack records of the preceding epoch,"
-        " and the next leader must have these and lack the records of that leader.",
-        test="replication/test_replica_fetcher.py::test_a_follower_ends_with_the_log_of_its_leader_for_any_two_logs",
     ),
     Fault(
         "response-of-former-epoch-accepted",
@@ -1546,9 +1540,6 @@ ELECTIONS: Final = (
         "    if found is None:\n        return True\n",
         "    if found is None:\n        return False\n",
         "A replica whose log is in no directory is reported as lost.",
-        reason="A simulated broker has one data directory, and lacks single logs only before their creation"
-        " or after a return to an old copy of the directory.",
-        test="server/test_lost_replica_detection.py::test_a_replaced_disk_reports_only_its_own_replicas",
     ),
     Fault(
         "loss-cleared-before-processed",

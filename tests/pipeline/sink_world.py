@@ -3,7 +3,7 @@
 Each step carries out one request of one driver or task. Drivers end, or stand still while another one begins
 with the same checkpoint, and continue. Tasks are repeated, run twice, and go on after their driver has ended.
 Responses are lost, coordinators move, and appended records arrive late. Transactions time out. The control
-topic is compacted.
+topic is compacted. Processes read it from its start, or continue where they have read before.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from tidemill.pipeline.exactly_once import protocol as real_protocol
+from tidemill.pipeline.exactly_once.compacted_records import CompactedRecords
 from tidemill.pipeline.exactly_once.control_records import (
     Batch,
     ControlRecord,
@@ -60,11 +61,28 @@ class Variation(NamedTuple):
     compacts: bool
 
 
+class Entry(NamedTuple):
+    """A record of the control topic; a tombstone without ``record``."""
+
+    offset: int
+    record_id: str
+    record: ControlRecord | None
+
+
+class Reader:
+    """What a process has read of the control topic."""
+
+    def __init__(self) -> None:
+        self.records = CompactedRecords()
+        self.end = 0
+
+
 class Worker:
     """A process of Python workers, which runs one task after the other and keeps its producers."""
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.reader = Reader()
         self.used: dict[str, int] = {}
         """The batch for which each transactional id was used last."""
 
@@ -82,6 +100,7 @@ class Attempt:
 
     task: int
     steps: Generator[Any, Any, Any]
+    reader: Reader
     answer: Any = None
     problem: Exception | None = None
     stands_until: int = 0
@@ -95,6 +114,7 @@ class Driver:
     number: int
     batch: int
     workers: list[Worker]
+    reader: Reader
     token: Token
     attempts: list[Attempt] = field(default_factory=list)
     messages: dict[int, Any] = field(default_factory=dict)
@@ -112,7 +132,7 @@ class World:
         self.protocol = protocol
         self.random = Random(seed)
         self.variation = Variation(*(self.random.random() < 0.5 for _ in range(4)))
-        self.log: list[StoredRecord | None] = []
+        self.log: list[Entry | None] = []
         self.arriving: list[tuple[str, ControlRecord]] = []
         """Records whose append was given up, and that may still arrive."""
         self.transactions: dict[Transaction, Rows] = {}
@@ -213,7 +233,7 @@ class World:
         if self.drivers and self.random.random() < 0.4:
             # The query starts again in the same application.
             workers = self.drivers[-1].workers
-        driver = Driver(number, self.completed, workers, Token("none"))
+        driver = Driver(number, self.completed, workers, Reader(), Token("none"))
         self.drivers.append(driver)
         self.live.append(driver)
         self.counts["drivers"] += 1
@@ -271,6 +291,8 @@ class World:
             self._end(driver)
             return
         self._tokens += 1
+        if self.random.random() < 0.5:
+            driver.reader = Reader()  # Spark commits in another process
         driver.token = Token(f"token{self._tokens}")
         driver.messages = {}
         driver.stage = "tasks"
@@ -283,7 +305,7 @@ class World:
                     steps = self._task_steps(
                         self.protocol.write_task(batch, driver.token, task), worker, rows
                     )
-                    driver.attempts.append(Attempt(task, steps))
+                    driver.attempts.append(Attempt(task, steps, worker.reader))
                 else:
                     driver.messages[task] = self.protocol.Written(batch, driver.token, task, False, None)
 
@@ -333,7 +355,7 @@ class World:
             return
         steps = self.protocol.write_task(Batch(QUERY, driver.batch), driver.token, task)
         worker = self.random.choice(driver.workers)
-        driver.attempts.append(Attempt(task, self._task_steps(steps, worker, rows)))
+        driver.attempts.append(Attempt(task, self._task_steps(steps, worker, rows), worker.reader))
 
     def _end_batch(self, driver: Driver) -> None:
         batch = Batch(QUERY, driver.batch)
@@ -343,7 +365,7 @@ class World:
             steps = self.protocol.commit_batch(batch, driver.token, messages)
         else:
             steps = self.protocol.abort_batch(batch, driver.token, messages)
-        driver.steps = Attempt(-1, steps)
+        driver.steps = Attempt(-1, steps, driver.reader)
 
     def _stage_ended(self, driver: Driver, problem: Exception | None) -> None:
         if problem is not None:
@@ -377,25 +399,25 @@ class World:
             attempt.problem = problem
             return None
         try:
-            attempt.answer = self._carry_out(request)
+            attempt.answer = self._carry_out(request, attempt.reader)
         except NoResponse as problem:
             attempt.problem = problem
             attempt.steps.close()
         return None
 
-    def _carry_out(self, request: Any) -> Any:
+    def _carry_out(self, request: Any, reader: Reader) -> Any:
         lost = self.variation.loses_responses and not self.is_ending and self.random.random() < 0.03
         if lost and self.random.random() < 0.5:
             if isinstance(request, self.protocol.AppendControl):
                 self.arriving.append((new_record_id(request.record), request.record))
             raise NoResponse
-        answer = self._answer(request)
+        answer = self._answer(request, reader)
         self.trace.append(f"{request}: {answer}")
         if lost:
             raise NoResponse
         return answer
 
-    def _answer(self, request: Any) -> Any:
+    def _answer(self, request: Any, reader: Reader) -> Any:
         if isinstance(request, tuple):
             return self._write(*request)
         protocol = self.protocol
@@ -403,9 +425,10 @@ class World:
             return self._store(new_record_id(request.record), request.record)
         if isinstance(request, protocol.ReadControl):
             end = len(self.log) if request.up_to is None else request.up_to + 1
-            return protocol.BatchLog(request.batch, (one for one in self.log[:end] if one is not None))
+            return protocol.BatchLog(request.batch, self._read(reader, end))
         if isinstance(request, protocol.DeleteControl):
-            self._remove({one.record_id for one in request.stored})
+            for one in request.stored:
+                self._store(one.record_id, None)
             return None
         if isinstance(request, protocol.ListTransactions):
             return tuple(one for one in self._open_transactions() if not self._moves_coordinator())
@@ -459,8 +482,19 @@ class World:
 
     # -- the control topic
 
-    def _store(self, record_id: str, record: ControlRecord) -> int:
-        self.log.append(StoredRecord(len(self.log), record_id, record))
+    def _read(self, reader: Reader, end: int) -> list[StoredRecord]:
+        """Continues where the process has read before; another task of it may have read further since."""
+        if reader.end > end:
+            found = self.log[:end]
+            return [StoredRecord(*one) for one in found if one is not None and one.record is not None]
+        for one in self.log[reader.end : end]:
+            if one is not None:
+                reader.records.add(*one)
+        reader.end = end
+        return list(reader.records.stored)
+
+    def _store(self, record_id: str, record: ControlRecord | None) -> int:
+        self.log.append(Entry(len(self.log), record_id, record))
         if isinstance(record, Lost):
             self._check_lost(record)
         return len(self.log) - 1
@@ -472,15 +506,12 @@ class World:
             if winner.task in lost.tasks and winner.transaction not in self.timed_out:
                 self.broken.append(f"{winner.transaction} of a decided batch was aborted")
 
-    def _remove(self, ids: set[str]) -> None:
-        for offset, one in enumerate(self.log):
-            if one is not None and one.record_id in ids:
-                self.log[offset] = None
-
     def _compact(self) -> None:
         last = {one.record_id: one.offset for one in self.log if one is not None}
         for offset, one in enumerate(self.log):
-            if one is not None and last[one.record_id] != offset:
+            if one is None:
+                continue
+            if last[one.record_id] != offset or (one.record is None and self.random.random() < 0.5):
                 self.log[offset] = None
 
     # -- the promises

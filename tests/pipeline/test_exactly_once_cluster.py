@@ -299,7 +299,7 @@ def test_a_decided_batch_is_not_aborted_if_its_control_records_were_lost(target:
 
 
 def test_a_batch_may_have_thousands_of_tasks(target: Target) -> None:
-    control = ControlTopic(target.options.client, CONTROL, target.query)
+    control = control_of(target)
     batch, token = target.batch(), Token("a")
     winners = tuple(
         Winner(
@@ -315,6 +315,89 @@ def test_a_batch_may_have_thousands_of_tasks(target: Target) -> None:
     valid = control.read(batch).valid
     assert valid is not None
     assert valid.winners == winners
+
+
+def control_of(target: Target, name: str = CONTROL) -> ControlTopic:
+    return ControlTopic(target.options.client, name, target.query)
+
+
+def count_records(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns a list that gets the number of records of each read of a control topic."""
+    real, counts = ControlTopic._raw, []
+
+    def counted(self: ControlTopic, *arguments: Any) -> Iterator[Any]:
+        found = list(real(self, *arguments))
+        counts.append(len(found))
+        return iter(found)
+
+    monkeypatch.setattr(ControlTopic, "_raw", counted)
+    return counts
+
+
+def test_a_process_reads_each_control_record_once(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    control, counts = control_of(target), count_records(monkeypatch)
+    for number in range(20):
+        begin = Begin(target.batch(), Token(f"token-{number}"))
+        assert control.read(target.batch(), control.append(begin)).has_begun(begin.token)
+    # The record that was read last is read again.
+    assert counts[1:] == [2] * 19
+    assert control.read(target.batch()).has_begun(Token("token-0"))
+
+
+def test_an_earlier_part_of_the_control_topic_is_read_from_its_start(target: Target) -> None:
+    control = control_of(target)
+    first, second = (control.append(Begin(target.batch(), Token(one))) for one in ("a", "b"))
+    assert control.read(target.batch(), second).is_superseded(Token("a"))
+    assert not control.read(target.batch(), first).is_superseded(Token("a"))
+    assert control.read(target.batch()).is_superseded(Token("a"))
+
+
+def test_a_control_topic_that_was_created_again_is_read_from_its_start(cluster: Any, target: Target) -> None:
+    name = f"again-{target.query}"
+    ensure_control_topic(target.options.client, name)
+    control = control_of(target, name)
+    control.read(target.batch(), control.append(Begin(target.batch(), Token("a"))))
+    cluster.delete(name)
+    ensure_control_topic(target.options.client, name)
+    for token in ("b", "c"):
+        control.append(Begin(target.batch(), Token(token)))
+    log = control.read(target.batch())
+    assert [log.has_begun(Token(one)) for one in "abc"] == [False, True, True]
+
+
+def test_a_partition_whose_last_read_record_was_compacted_is_read_from_its_start(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = control_of(target)
+    for token in ("a", "b"):
+        control.read(target.batch(), control.append(Begin(target.batch(), Token(token))))
+    real = ControlTopic._raw
+
+    def compacted(self: ControlTopic, cluster: Any, start: int, end: int) -> Iterator[Any]:
+        return (one for one in real(self, cluster, start, end) if b'"a"' in (one.value or b""))
+
+    monkeypatch.setattr(ControlTopic, "_raw", compacted)
+    log = control.read(target.batch())
+    assert [log.has_begun(Token(one)) for one in "ab"] == [True, False]
+
+
+def test_a_partition_whose_records_were_deleted_is_read_from_its_start(cluster: Any, target: Target) -> None:
+    name = cluster.topic(PARTITIONS)
+    control = control_of(target, name)
+    last = control.append(Begin(target.batch(), Token("a")))
+    assert control.read(target.batch(), last).has_begun(Token("a"))
+    last = control.append(Begin(target.batch(), Token("b")))
+    cluster.delete_before(name, last, control._partition.partition)
+    log = control.read(target.batch(), last)
+    assert [log.has_begun(Token(one)) for one in "ab"] == [False, True]
+
+
+def test_a_process_keeps_the_records_of_few_queries(target: Target) -> None:
+    for number in range(control_topic.QUERIES_MAX + 3):
+        batch = Batch(f"{target.query}-{number}", 0)
+        control = ControlTopic(target.options.client, CONTROL, batch.query)
+        control.read(batch, control.append(Begin(batch, Token("a"))))
+    assert len(control_topic._read) == control_topic.QUERIES_MAX
 
 
 def test_a_control_topic_may_have_more_partitions(cluster: Any, target: Target) -> None:

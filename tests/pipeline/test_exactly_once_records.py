@@ -9,6 +9,7 @@ import re
 import pytest
 
 from tidemill.pipeline.exactly_once import transactional_ids
+from tidemill.pipeline.exactly_once.compacted_records import CompactedRecords
 from tidemill.pipeline.exactly_once.control_records import (
     Abandon,
     Batch,
@@ -20,14 +21,15 @@ from tidemill.pipeline.exactly_once.control_records import (
     Lost,
     Place,
     RowSet,
+    StoredRecord,
     Token,
     Transaction,
     Winner,
-    decode,
+    decode_key,
+    decode_value,
     encode_key,
     encode_value,
     new_record_id,
-    query_of,
 )
 from tidemill.pipeline.exactly_once.row_checksum import Headers, RowChecksum
 
@@ -48,9 +50,8 @@ WINNER = Winner(3, Transaction("id", 1 << 40, 5), RowSet(10, (1 << 64) - 1), Pla
 )
 def test_a_record_is_decoded_as_it_was_encoded(record: ControlRecord) -> None:
     key = encode_key(BATCH.query, "id")
-    stored = decode(5, key, encode_value(record))
-    assert (stored.offset, stored.record_id, stored.record) == (5, "id", record)
-    assert query_of(5, key) == BATCH.query
+    assert decode_key(5, key) == (BATCH.query, "id")
+    assert decode_value(5, decode_key(5, key), encode_value(record)) == record
 
 
 def test_only_done_has_the_same_key_twice() -> None:
@@ -72,13 +73,53 @@ def test_only_done_has_the_same_key_twice() -> None:
 )
 def test_records_of_other_programs_are_refused(key: bytes | None, value: bytes) -> None:
     with pytest.raises(ControlRecordError, match="offset 4 is no record of the exactly-once sink"):
-        decode(4, key, value)
+        decode_value(4, decode_key(4, key), value)
 
 
 def test_a_record_of_a_later_version_is_refused() -> None:
     value = b'{"version":2,"type":"begin","batch":1,"token":"t"}'
     with pytest.raises(ControlRecordError, match="has version 2"):
-        decode(4, encode_key("q", "i"), value)
+        decode_value(4, decode_key(4, encode_key("q", "i")), value)
+
+
+def random_log(random: random.Random) -> list[tuple[int, str, ControlRecord | None]]:
+    """Returns offsets, ids and records of a query, with tombstones among them."""
+    log: list[tuple[int, str, ControlRecord | None]] = []
+    for offset in range(0, 60, 2):
+        batch, token = Batch("q", random.randrange(3)), Token(random.choice("abc"))
+        kind = random.randrange(10)
+        record: ControlRecord | None
+        if kind < 5:
+            record = Begin(batch, token)
+        elif kind < 7:
+            record = Decision(batch, token, (WINNER,))
+        elif kind < 8:
+            record = Abandon(batch, token)
+        elif kind < 9:
+            record = Done(batch, token)
+        else:
+            record = None
+        name = (
+            random.choice(log)[1] if record is None and log else new_record_id(record or Begin(batch, token))
+        )
+        log.append((offset, name, record))
+    return log
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_compacted_records_are_those_of_a_compacted_log(seed: int) -> None:
+    log = random_log(random.Random(seed))
+    for end in range(len(log) + 1):
+        records = CompactedRecords()
+        for one in log[:end]:
+            records.add(*one)
+        last = {name: offset for offset, name, _ in log[:end]}
+        compacted = [
+            StoredRecord(offset, name, record)
+            for offset, name, record in log[:end]
+            if record is not None and last[name] == offset
+        ]
+        assert list(records.stored) == compacted
 
 
 def checksum(*rows: tuple[bytes | None, bytes | None], topic: str = "t") -> RowSet:

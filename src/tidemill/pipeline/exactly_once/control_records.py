@@ -179,26 +179,33 @@ def encode_value(record: ControlRecord) -> bytes:
     return _dump(fields)
 
 
-def query_of(offset: int, key: bytes | None) -> str:
-    """Returns the query of a record. Raises ControlRecordError."""
+class RecordKey(NamedTuple):
+    """The key of a record, or of the tombstone that deletes it."""
+
+    query: str
+    record_id: str
+
+
+def decode_key(offset: int, key: bytes | None) -> RecordKey:
+    """Decodes the key of a record. Raises ControlRecordError."""
     try:
-        query = json.loads(key or b"")["query"]
+        names = json.loads(key or b"")
+        return RecordKey(str(names["query"]), str(names["id"]))
     except (ValueError, KeyError, TypeError) as problem:
         raise _not_ours(offset, problem) from problem
-    return str(query)
 
 
-def decode(offset: int, key: bytes | None, value: bytes) -> StoredRecord:
-    """Decodes a record. Raises ControlRecordError."""
+def decode_value(offset: int, key: RecordKey, value: bytes) -> ControlRecord:
+    """Decodes the value of a record. Raises ControlRecordError."""
     try:
-        names, fields = json.loads(key or b""), json.loads(value)
+        fields = json.loads(value)
         if fields["version"] != VERSION:
             raise ControlRecordError(
                 f"the record at offset {offset} has version {fields['version']}, and {VERSION} is known: a"
                 " later version of Tidemill has written it; use that version"
             )
-        batch, token = Batch(names["query"], int(fields["batch"])), Token(fields["token"])
-        return StoredRecord(offset, names["id"], _record(fields, batch, token))
+        batch, token = Batch(key.query, int(fields["batch"])), Token(fields["token"])
+        return _record(fields, batch, token)
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise _not_ours(offset, problem) from problem
 

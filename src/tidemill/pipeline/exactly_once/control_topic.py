@@ -2,33 +2,39 @@
 
 It is compacted and replicated, and created when the first query needs it. All records of a query are in one
 of its partitions, chosen by the query's name.
+
+A process reads the whole partition once, and then continues at the last record that it has read. That record
+must be there with the same key and value: the tokens in the values are unique, so that a topic that was
+deleted and created again, or a log that an unclean election has cut, is read from its start.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tidemill.client.errors import ClientError
+from tidemill.client.errors import ClientError, DataLoss
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.connect import pooled_admin, pooled_cluster, pooled_producer, repeated
 from tidemill.pipeline.exactly_once.batch_log import BatchLog
+from tidemill.pipeline.exactly_once.compacted_records import CompactedRecords
 from tidemill.pipeline.exactly_once.control_records import (
     Batch,
     ControlRecord,
     StoredRecord,
-    decode,
+    decode_key,
+    decode_value,
     encode_key,
     encode_value,
     new_record_id,
-    query_of,
 )
 from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from tidemill.client.admin import Admin
+    from tidemill.client.range_reader import RangeReader
 
 PARTITIONS: Final = 16
 """A query's partition is chosen among these, also if the topic has more."""
@@ -40,7 +46,7 @@ CONFIG: Final = {
     "max.compaction.lag.ms": "600000",
     "delete.retention.ms": "600000",
 }
-"""Small segments, because a driver reads the whole partition for each batch."""
+"""Small segments, because each new process reads the whole partition."""
 PRODUCER_CONFIG: Final = {
     "acks": "all",
     "enable.idempotence": "true",
@@ -57,6 +63,30 @@ METADATA_TIMEOUT_S: Final = 10.0
 """For so long a client waits until its broker knows a new control topic."""
 ROWS_MAX: Final = 10_000
 BYTES_MAX: Final = 4 << 20
+
+
+QUERIES_MAX: Final = 16
+"""The maximum number of queries whose records a process keeps."""
+
+
+class RawRecord(NamedTuple):
+    """A record of the control partition, of any query."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+
+
+class ReadUpTo(NamedTuple):
+    """What a process has read of a control partition for a query."""
+
+    records: CompactedRecords
+    last: RawRecord
+    """The last record that was read."""
+
+
+_read: dict[tuple[str, str, str], ReadUpTo] = {}
+"""By bootstrap servers, control topic and query: what this process has read, the last used query last."""
 
 
 class ControlTopic:
@@ -98,21 +128,56 @@ class ControlTopic:
     def read(self, batch: Batch, up_to: int | None = None) -> BatchLog:
         """Reads the records up to an offset (inclusive), or to the end of the log."""
         with pooled_cluster(self._client) as cluster:
-            start = cluster.list_offsets({self._partition: EARLIEST})[self._partition]
             if up_to is None:
                 end = cluster.list_offsets({self._partition: LATEST})[self._partition]
             else:
                 end = up_to + 1
-            topic, partition = self._partition
-            rows = cluster.read(topic, partition, start, end, rows_max=ROWS_MAX, bytes_max=BYTES_MAX)
-            return BatchLog(batch, list(self._decoded(rows)))
+            return BatchLog(batch, self._records(cluster, end).stored)
 
-    def _decoded(self, batches: Iterable[Any]) -> Iterable[StoredRecord]:
-        for batch in batches:
+    def _records(self, cluster: RangeReader, end: int) -> CompactedRecords:
+        """Returns the records of the query before an offset."""
+        place = (self._client["bootstrap.servers"], self._name, self._query)
+        # Another thread reads the whole partition meanwhile; after an error, the next call does.
+        before = _read.pop(place, None)
+        after = None if before is None else self._continued(cluster, before, end)
+        if after is None:
+            records = CompactedRecords()
+            start = cluster.list_offsets({self._partition: EARLIEST})[self._partition]
+            last = self._add(records, self._raw(cluster, start, end))
+            if last is None:
+                return records
+            after = ReadUpTo(records, last)
+        _read[place] = after
+        if len(_read) > QUERIES_MAX:
+            _read.pop(next(iter(_read)))
+        return after.records
+
+    def _continued(self, cluster: RangeReader, before: ReadUpTo, end: int) -> ReadUpTo | None:
+        """Continues to read; returns None unless the log still has the last record before ``end``."""
+        raw = self._raw(cluster, before.last.offset, end)
+        try:
+            if next(raw, None) != before.last:
+                return None
+        except DataLoss:
+            return None
+        return ReadUpTo(before.records, self._add(before.records, raw) or before.last)
+
+    def _add(self, records: CompactedRecords, raw: Iterable[RawRecord]) -> RawRecord | None:
+        """Adds the records of the query; returns the last record of any query."""
+        last = None
+        for last in raw:
+            offset, key, value = last
+            names = decode_key(offset, key)
+            if names.query == self._query:
+                record = None if value is None else decode_value(offset, names, value)
+                records.add(offset, names.record_id, record)
+        return last
+
+    def _raw(self, cluster: RangeReader, start: int, end: int) -> Iterator[RawRecord]:
+        topic, partition = self._partition
+        for batch in cluster.read(topic, partition, start, end, rows_max=ROWS_MAX, bytes_max=BYTES_MAX):
             columns = [batch.column(name).to_pylist() for name in ("offset", "key", "value")]
-            for offset, key, value in zip(*columns, strict=True):
-                if value is not None and query_of(offset, key) == self._query:
-                    yield decode(offset, key, value)
+            yield from map(RawRecord._make, zip(*columns, strict=True))
 
 
 def ensure_control_topic(client: Mapping[str, str], name: str) -> None:

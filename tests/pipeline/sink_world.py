@@ -533,6 +533,8 @@ class World:
                 yield f"rows of batch {number}, which is complete, are missing: {wanted - found}"
         if self.completed < BATCHES and not self._may_stop():
             yield f"batch {self.completed} was not completed: {self.drivers[-1].failed}"
+        if self.completed == BATCHES and not self.variation.loses_responses:
+            yield from (f"{one} was left open" for one in self._open_transactions())
 
     def _may_stop(self) -> bool:
         """Lost rows that a later attempt cannot write again stop the query."""

@@ -96,6 +96,14 @@ class Target:
                 event()
             result = self.cluster.carry_out(request, self.rows(*rows))
 
+    def stray(self, token: str, *rows: str) -> Written:
+        """Writes rows into a transaction that the commit does not list, because its coordinator moves."""
+        self.cluster.carry_out(AppendControl(Begin(self.batch(), Token(token))), ())
+        self.commit(0, "other", self.task(0, "other", 0, *rows))
+        written = self.cluster.carry_out(WriteRows(self.batch()), self.rows(*rows))
+        assert self.open_transactions() == 1
+        return Written(self.batch(), Token(token), 0, True, written)
+
     def commit(self, number: int, token: str, *messages: Written, **options: bool) -> None:
         self.cluster.run(commit_batch(self.batch(number), Token(token), messages, **options))
 
@@ -259,16 +267,55 @@ def test_a_batch_that_began_first_is_not_stopped_by_a_later_one(target: Target) 
     assert target.open_transactions() == 0
 
 
-def test_an_attempt_that_goes_on_after_the_batch_is_done_leaves_no_transaction_open(target: Target) -> None:
-    written = target.task_around("a", lambda: target.commit(0, "b", target.task(0, "b", 0, "1")), "1")
+@pytest.mark.parametrize("token", ["a", "b"])
+def test_a_task_that_opens_a_transaction_after_the_batch_is_done_aborts_it(
+    target: Target, token: str
+) -> None:
+    """A task of a former driver, or a speculative one of the driver that has written the batch."""
+    written = target.task_around(token, lambda: target.commit(0, "b", target.task(0, "b", 0, "1")), "1")
+    assert (written.has_rows, written.rows) == (True, None)
+    assert target.open_transactions() == 0
+    assert target.committed() == ["1"]
+
+
+def test_a_task_that_opens_a_transaction_after_the_decision_aborts_it(target: Target) -> None:
+    def decide() -> None:
+        target.commit_up_to(AppendControl, "b", target.task(0, "b", 0, "1"), after=True)
+
+    written = target.task_around("a", decide, "1")
+    assert written.rows is None
     assert target.open_transactions() == 1
     target.commit(0, "a", written)
     assert target.open_transactions() == 0
     assert target.committed() == ["1"]
 
 
+def test_a_task_that_writes_lost_rows_again_after_another_one_aborts_them(target: Target) -> None:
+    message = target.task(0, "a", 0, "1")
+    target.commit_up_to(EndTransaction, "a", message, after=False)
+    target.abort(message)
+    with pytest.raises(RowsLost):
+        target.commit(0, "b", target.task(0, "b", 0, "1"))
+
+    def write_again() -> None:
+        target.commit_up_to(AppendControl, "d", target.task(0, "d", 0, "1"), after=True)
+
+    written = target.task_around("c", write_again, "1")
+    assert written.rows is None
+    target.commit(0, "c", written)
+    assert target.committed() == ["1"]
+    assert target.open_transactions() == 0
+
+
+def test_an_attempt_that_goes_on_after_the_batch_is_done_leaves_no_transaction_open(target: Target) -> None:
+    written = target.stray("a", "1")
+    target.commit(0, "a", written)
+    assert target.open_transactions() == 0
+    assert target.committed() == ["1"]
+
+
 def test_an_attempt_that_fails_after_the_batch_is_done_leaves_no_transaction_open(target: Target) -> None:
-    written = target.task_around("a", lambda: target.commit(0, "b", target.task(0, "b", 0, "1")), "1")
+    written = target.stray("a", "1")
     assert not target.cluster.run(abort_batch(target.batch(), Token("a"), [written]))
     assert target.open_transactions() == 0
     assert target.committed() == ["1"]

@@ -107,8 +107,8 @@ FAULTS = {
         ".rows == winner.rows), None)",
         ".rows.rows == winner.rows.rows), None)",
         (
-            "if rows.rows not in [one.rows for one in",
-            "if rows.rows.rows not in [one.rows.rows for one in",
+            "and rows.rows not in [one.rows for one in",
+            "and rows.rows.rows not in [one.rows.rows for one in",
         ),
     ),
     "lost-transactions-ignored": PlantedFault(
@@ -143,6 +143,18 @@ FAULTS = {
     listed = yield from ask(ListTransactions(batch.query))
     if lost:
 """,
+    ),
+    "written-after-done": PlantedFault(
+        "A task aborts what it has written after the batch was done.",
+        protocol,
+        "    return not log.is_done and _offset(",
+        "    return _offset(",
+    ),
+    "written-after-the-decision": PlantedFault(
+        "A task aborts what it has written after the batch was decided.",
+        protocol,
+        "    return not log.is_done and _offset(log.valid) == _offset(valid)\n",
+        "    return not log.is_done\n",
     ),
     "empty-attempt-does-not-begin": PlantedFault(
         "An attempt without rows begins as well.",

@@ -5,7 +5,8 @@ run in different processes, any of which may end, stand still and continue, or r
 control records decides between them (:mod:`~tidemill.pipeline.exactly_once.batch_log`).
 
 1. A task appends ``begin`` and reads up to it. Only then does it open a transaction, unless the batch is
-   decided already or a newer attempt has begun. It leaves the transaction open.
+   decided already or a newer attempt has begun. When its rows are written, it reads to the end: if the batch
+   was decided meanwhile, it aborts the transaction, and otherwise leaves it open.
 2. The commit lists the open transactions of the query, *then* reads the control partition to its end. It
    stops if a transaction of its tasks is no longer open, aborts the other ones, and appends ``decision``. If
    that is valid, the batch is decided: from then on no winner is aborted by anyone, and any driver ends them.
@@ -14,6 +15,10 @@ control records decides between them (:mod:`~tidemill.pipeline.exactly_once.batc
 
 Why no transaction of a newer attempt is aborted: whoever opens one has appended its ``begin`` before. A
 transaction that was listed and belongs to a newer attempt therefore has its ``begin`` in what is read after.
+
+Why no transaction stays open after ``done``: the commit lists the open ones again after ``decision``, and
+aborts those that it has not chosen. A transaction that was opened later than that has a task that finds
+``decision`` when its rows are written.
 
 A winner may have been aborted because it timed out. Then the query stops with ``lost`` in the control topic,
 and the next attempt writes the rows of these tasks again, if it has the same rows for them.
@@ -27,6 +32,7 @@ from typing import NamedTuple
 from tidemill.model.errors import TidemillError
 from tidemill.pipeline.exactly_once.batch_log import BatchLog, ValidDecision
 from tidemill.pipeline.exactly_once.control_records import (
+    NO_DECISION,
     Abandon,
     Batch,
     Begin,
@@ -109,19 +115,27 @@ def write_task(batch: Batch, token: Token, task: int) -> Steps[Written]:
     _check_order(log)
     if log.is_superseded(token):
         raise Superseded(_superseded(batch))
-    if log.valid is None:
-        rows = yield from ask(WriteRows(batch))
-        return Written(batch, token, task, True, rows)
-    return (yield from _write_lost_rows(batch, token, task, log.valid))
-
-
-def _write_lost_rows(batch: Batch, token: Token, task: int, valid: ValidDecision) -> Steps[Written]:
-    """Writes rows again if they are those of a lost transaction."""
     rows = yield from ask(WriteRows(batch))
-    if rows.rows not in [one.rows for one in valid.winners if one.task in valid.lost]:
-        yield from ask(EndTransaction(rows.transaction, is_commit=False))
-        return Written(batch, token, task, True, None)
-    return Written(batch, token, task, True, rows)
+    if (yield from _is_needed(batch, rows, log.valid)):
+        return Written(batch, token, task, True, rows)
+    yield from ask(EndTransaction(rows.transaction, is_commit=False))
+    return Written(batch, token, task, True, None)
+
+
+def _is_needed(batch: Batch, rows: TransactionRows, valid: ValidDecision | None) -> Steps[bool]:
+    """Whether rows may still be chosen: if ``valid`` was the decision before, as those of a lost transaction.
+
+    False if the batch was decided meanwhile: the commit may have listed the open transactions before, and
+    then nothing else would abort this one before its timeout.
+    """
+    if valid is not None and rows.rows not in [one.rows for one in valid.winners if one.task in valid.lost]:
+        return False
+    log = yield from ask(ReadControl(batch))
+    return not log.is_done and _offset(log.valid) == _offset(valid)
+
+
+def _offset(valid: ValidDecision | None) -> int:
+    return NO_DECISION if valid is None else valid.offset
 
 
 # -- the end of a batch ------------------------------------------------------------------------------------

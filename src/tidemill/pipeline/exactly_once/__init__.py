@@ -8,6 +8,7 @@ attempts, so that neither a former driver nor a former task can add a row.
 module              content
 ==================  ================================================================================
 control_records     the records of the control topic, their keys and values
+compacted_records   the records of a query as compaction leaves them, to continue reading
 batch_log           what the records of one batch mean: which attempt is valid, which is superseded
 requests            the requests of the protocol to the cluster, and their results
 protocol            the steps of task, commit and abort, as generators of requests

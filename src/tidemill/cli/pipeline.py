@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +21,9 @@ from tidemill.cli.options import (
 )
 from tidemill.cli.output import console, counted
 from tidemill.cli.spark_session import print_result, session_options, with_spark, wrong_usage
+
+if TYPE_CHECKING:
+    from tidemill.pipeline.sink_options import ExactlyOnce
 
 
 def _client_options(function: F) -> F:
@@ -186,17 +189,18 @@ def publish(**given: Any) -> None:
     print_result(
         given["as_json"],
         {"rows": result.rows, "seconds": round(result.seconds, 3)},
-        f"{_outcome(job.sink, counted(result.rows, 'message'), given['topic'])}, {result.seconds:.1f} s",
+        f"{_outcome(options.exactly_once, counted(result.rows, 'message'), given['topic'])},"
+        f" {result.seconds:.1f} s",
     )
 
 
-def _outcome(sink: Mapping[str, str], messages: str, topic: str) -> str:
+def _outcome(delivery: ExactlyOnce | None, messages: str, topic: str) -> str:
     """Returns what a publication has done; one with the ids of an earlier one adds nothing."""
-    options = {name.lower(): value for name, value in sink.items()}
-    if options.get("delivery") != "exactly-once":
+    if delivery is None:
         return f"published {messages} to {topic}"
-    ids = f"writeId={options['writeid']}, batchId={options['batchid']}"
-    return f"{topic} has the {messages} of {ids}, each once"
+    return (
+        f"{topic} has the {messages} of writeId={delivery.write_id}, batchId={delivery.batch_id}, each once"
+    )
 
 
 def _kafka_options(given: dict[str, Any]) -> dict[str, str]:

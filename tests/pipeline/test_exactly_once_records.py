@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from tidemill.pipeline.exactly_once import transactional_ids
+from tidemill.pipeline.exactly_once import task_transaction, transactional_ids
 from tidemill.pipeline.exactly_once.compacted_records import CompactedRecords
 from tidemill.pipeline.exactly_once.control_records import (
     Abandon,
@@ -170,6 +170,25 @@ def test_times_headers_and_partitions_count() -> None:
         one(1, None, 1),
     ]
     assert len(set(sets)) == len(sets)
+
+
+@pytest.mark.parametrize(
+    ("given", "first"),
+    [
+        ({}, "true"),
+        ({task_transaction.TWO_PHASE_COMMIT: " TRUE"}, "true"),
+        ({task_transaction.TWO_PHASE_COMMIT: "yes"}, "true"),
+        ({task_transaction.TWO_PHASE_COMMIT: "False"}, "false"),
+        ({task_transaction.TWO_PHASE_COMMIT: "no"}, "false"),
+    ],
+)
+def test_two_phase_commit_is_tried_unless_it_is_switched_off(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], first: str
+) -> None:
+    opened = []
+    monkeypatch.setattr(task_transaction, "_opened", lambda *arguments: opened.append(arguments[2]))
+    task_transaction._begun({"bootstrap.servers": "h:1", **given}, "id")
+    assert [one[task_transaction.TWO_PHASE_COMMIT] for one in opened] == [first]
 
 
 def test_an_id_is_used_again_for_a_later_batch_only(monkeypatch: pytest.MonkeyPatch) -> None:

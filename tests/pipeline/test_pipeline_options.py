@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import pickle
 import re
+from collections.abc import Callable
 
 import pytest
 from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
 
+from tidemill.client.config_keys import KEYS
 from tidemill.model.errors import ConfigError
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.message_columns import checked_columns
-from tidemill.pipeline.options import check_source_options, parse_source_options
+from tidemill.pipeline.options import (
+    BATCH_ONLY,
+    SINK_OPTIONS,
+    SOURCE_OPTIONS,
+    GivenOptions,
+    check_source_options,
+    parse_source_options,
+)
 from tidemill.pipeline.sink_options import parse_sink_options
 from tidemill.pipeline.source import TidemillDataSource
 from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
@@ -37,6 +46,85 @@ def test_names_are_case_insensitive_and_client_options_lose_their_prefix() -> No
     assert options.topics == ("a", "b")
     assert options.partitions_min == 7
     assert options.client == {"bootstrap.servers": "h:1", "client.id": "me"}
+
+
+SOURCE_VALUES = {
+    "assign": '{"a": [0]}',
+    "subscribe": "a",
+    "subscribePattern": "A.*",
+    "startingOffsets": "EARLIEST",
+    "endingOffsets": "Latest",
+    "startingTimestamp": "5",
+    "endingTimestamp": "6",
+    "startingOffsetsByTimestamp": '{"a": {"0": 5}}',
+    "endingOffsetsByTimestamp": '{"a": {"0": 6}}',
+    "startingOffsetsByTimestampStrategy": "LATEST",
+    "maxOffsetsPerTrigger": "5",
+    "minOffsetsPerTrigger": "4",
+    "maxTriggerDelay": "5M",
+    "minPartitions": "7",
+    "maxRecordsPerPartition": "8",
+    "failOnDataLoss": "FALSE",
+    "includeHeaders": "True",
+    "groupIdPrefix": "g",
+    "commitOffsets": "TRUE",
+    "fetchOffset.numRetries": "9",
+    "fetchOffset.retryIntervalMs": "10",
+    "kafkaConsumer.pollTimeoutMs": "11",
+    "batchRows": "12",
+    "batchBytes": "13",
+}
+"""A value of each option that is not its default."""
+WITHOUT_EFFECT = ("endingOffsets", "groupIdPrefix")
+SINK_VALUES = {
+    "topic": "T",
+    "createTopics": "TRUE",
+    "checkpointLocation": "/p",
+    "delivery": "EXACTLY-ONCE",
+    "writeId": "W",
+    "batchId": "3",
+    "controlTopic": "C",
+    "transactionalIdPrefix": "P",
+    "skipLostRows": "True",
+}
+
+
+@pytest.mark.parametrize("name", SOURCE_OPTIONS)
+@pytest.mark.parametrize("letters", [str.lower, str.upper, str.swapcase])
+def test_each_option_of_the_source_may_have_other_capitals(name: str, letters: Callable[[str], str]) -> None:
+    group = {"kafka.group.id": "g"} if name == "commitOffsets" else {}
+    base = {"kafka.bootstrap.servers": "h:1", **group}
+    if name not in ("assign", "subscribe", "subscribePattern"):
+        base["subscribe"] = "a"
+    streaming, value = name not in BATCH_ONLY, SOURCE_VALUES[name]
+    found = parse_source_options({**base, letters(name): value}, streaming=streaming)
+    assert found == parse_source_options({**base, name: value}, streaming=streaming)
+    if "subscribe" in base and name not in WITHOUT_EFFECT:
+        assert found != parse_source_options(base, streaming=streaming)
+
+
+@pytest.mark.parametrize("name", SINK_OPTIONS)
+@pytest.mark.parametrize("letters", [str.lower, str.upper, str.swapcase])
+def test_each_option_of_the_sink_may_have_other_capitals(name: str, letters: Callable[[str], str]) -> None:
+    base = {"kafka.bootstrap.servers": "h:1"}
+    others = {**exactly_once(writeId="w", batchId="1"), **base}
+    if name == "delivery":
+        others.pop(name)
+    found = parse_sink_options({**others, letters(name): SINK_VALUES[name]}, streaming=False)
+    given = {one: value for one, value in others.items() if one != name}
+    assert found == parse_sink_options({**given, name: SINK_VALUES[name]}, streaming=False)
+    assert found.exactly_once is not None
+
+
+def test_each_client_option_may_have_other_capitals() -> None:
+    for letters in (str.upper, str.swapcase):
+        given = GivenOptions({letters(f"kafka.{name}"): "Value" for name in KEYS}, (), "reading")
+        assert given.client() == dict.fromkeys(KEYS, "Value")
+
+
+def test_the_columns_with_headers_need_no_certain_capitals() -> None:
+    for name in ("includeHeaders", "INCLUDEHEADERS"):
+        assert "headers" in TidemillDataSource({**BASE, name: "TRUE"}).schema()
 
 
 def test_a_batch_starts_at_the_earliest_offset_and_a_stream_at_the_latest() -> None:
@@ -418,6 +506,15 @@ def test_exactly_once_has_defaults() -> None:
     assert parse_sink_options({**TO_TOPIC}, streaming=True).exactly_once is None
 
 
+@pytest.mark.parametrize(
+    ("name", "values"), [("acks", ["ALL", " all ", "-1"]), ("enable.idempotence", ["TRUE", " true", "yes"])]
+)
+def test_exactly_once_needs_values_of_the_client_in_any_spelling(name: str, values: list[str]) -> None:
+    for value in values:
+        options = exactly_once(**{f"kafka.{name}": value})
+        assert parse_sink_options(options, streaming=True).client[name] == value
+
+
 def test_a_batch_write_names_what_it_writes() -> None:
     found = parse_sink_options(exactly_once(writeId="w", batchId="3"), streaming=False).exactly_once
     assert found is not None
@@ -430,6 +527,21 @@ def test_a_batch_write_names_what_it_writes() -> None:
         (exactly_once(), False, "needs the options writeId and batchId"),
         (exactly_once(writeId=" ", batchId="1"), False, "needs the options writeId and batchId"),
         (exactly_once(writeId="w", batchId="-1"), False, "option batchId='-1'"),
+        (
+            exactly_once(writeId="w", batchId=str(2**63)),
+            False,
+            f"option batchId='{2**63}': a whole number, at least 0, at most 9223372036854775807 is allowed",
+        ),
+        (
+            exactly_once(writeId="w", batchId="9" * 40),
+            False,
+            f"batchId='{'9' * 40}': .* at most {2**63 - 1} ",
+        ),
+        (
+            exactly_once(writeId="ü" * 16_000, batchId="1"),
+            False,
+            "transactionalIdPrefix and writeId have 32013 bytes together, .* room for 32000: shorten",
+        ),
         (exactly_once(writeId="w"), True, "option writeId='w' has no effect for a stream"),
         (exactly_once(controlTopic=""), True, "option controlTopic is empty"),
         (exactly_once(**{"kafka.acks": "1"}), True, "option kafka.acks='1': delivery=exactly-once needs all"),

@@ -18,6 +18,7 @@ from tidemill.model.configs.config_def import (
     BOOLEAN,
     INT_MAX,
     LONG,
+    LONG_MAX,
     READ_ONLY,
     STRING,
     ConfigDef,
@@ -102,25 +103,24 @@ def _option(name: str, option_type: int, default: Value, allowed: str | Validato
     return Key((name, option_type, default, allowed, READ_ONLY, YES, ""), "option")
 
 
-def _at_least(least: int) -> Validator:
-    return Validator(lambda number: number >= least, f"a whole number, at least {least}")
+def _choice(name: str, default: str, *choices: str) -> Key:
+    """An option with one of these values, in any case."""
+    allowed = Validator(choices.__contains__, f"one of {', '.join(choices)}")
+    row = (name, STRING, default, allowed, READ_ONLY, YES, "")
+    return Key(row, "option", spellings={one.lower(): one for one in choices})
 
 
-_BATCH_BYTES_RANGE = Validator(
-    lambda number: 1 <= number <= BATCH_BYTES_MAX, f"a whole number, at least 1, at most {BATCH_BYTES_MAX}"
-)
-_TIMEOUT_RANGE = Validator(
-    lambda number: 1 <= number <= INT_MAX, f"a whole number, at least 1, at most {INT_MAX}"
-)
-_DELIVERIES = Validator((AT_LEAST_ONCE, EXACTLY_ONCE).__contains__, f"one of {AT_LEAST_ONCE}, {EXACTLY_ONCE}")
-_STRATEGIES = Validator(("error", "latest").__contains__, "one of error, latest")
+def _at_least(least: int, most: int = LONG_MAX) -> Validator:
+    text = f"a whole number, at least {least}, at most {most}"
+    return Validator(lambda number: least <= number <= most, text)
+
 
 TYPED_OPTIONS = ConfigDef(
     "option",
     (
         _option("startingTimestamp", LONG, None, _at_least(0)),
         _option("endingTimestamp", LONG, None, _at_least(0)),
-        _option("startingOffsetsByTimestampStrategy", STRING, "error", _STRATEGIES),
+        _choice("startingOffsetsByTimestampStrategy", "error", "error", "latest"),
         _option("maxOffsetsPerTrigger", LONG, None, _at_least(1)),
         _option("minOffsetsPerTrigger", LONG, None, _at_least(1)),
         _option("minPartitions", LONG, None, _at_least(1)),
@@ -130,11 +130,11 @@ TYPED_OPTIONS = ConfigDef(
         _option("commitOffsets", BOOLEAN, False),
         _option("fetchOffset.numRetries", LONG, 3, _at_least(0)),
         _option("fetchOffset.retryIntervalMs", LONG, 100, _at_least(0)),
-        _option("kafkaConsumer.pollTimeoutMs", LONG, None, _TIMEOUT_RANGE),
+        _option("kafkaConsumer.pollTimeoutMs", LONG, None, _at_least(1, INT_MAX)),
         _option("batchRows", LONG, BATCH_ROWS, _at_least(1)),
-        _option("batchBytes", LONG, BATCH_BYTES, _BATCH_BYTES_RANGE),
+        _option("batchBytes", LONG, BATCH_BYTES, _at_least(1, BATCH_BYTES_MAX)),
         _option("createTopics", BOOLEAN, False),
-        _option("delivery", STRING, AT_LEAST_ONCE, _DELIVERIES),
+        _choice("delivery", AT_LEAST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE),
         _option("batchId", LONG, None, _at_least(0)),
         _option("skipLostRows", BOOLEAN, False),
     ),
@@ -233,16 +233,17 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
     )
 
 
-def check_source_options(options: Mapping[str, str]) -> None:
+def check_source_options(options: Mapping[str, str]) -> SourceOptions:
     """Checks the options of a read when Spark has not announced a batch or a stream yet (in ``load()``).
 
-    Raises ConfigError for options that are valid for neither.
+    Returns them as those of a stream, or of a batch if they are not valid for a stream. Raises ConfigError
+    for options that are valid for neither.
     """
     try:
-        parse_source_options(options, streaming=True)
+        return parse_source_options(options, streaming=True)
     except ConfigError as of_stream:
         try:
-            parse_source_options(options, streaming=False)
+            return parse_source_options(options, streaming=False)
         except ConfigError as of_batch:
             names = {name.lower() for name in options}
             only_batch = any(name.lower() in names for name in BATCH_ONLY)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tidemill.client.config import ClientConfig
-from tidemill.client.config_keys import PRODUCER
+from tidemill.client.config_keys import KEYS, PRODUCER
 from tidemill.model.errors import ConfigError
 from tidemill.pipeline.options import (
     AT_LEAST_ONCE,
@@ -23,6 +23,8 @@ EXACTLY_ONCE_ONLY = ("writeId", "batchId", "controlTopic", "transactionalIdPrefi
 BATCH_WRITE_ONLY = ("writeId", "batchId")
 CONTROL_TOPIC = "_tidemill_sink"
 TRANSACTIONAL_ID_PREFIX = "tidemill-sink"
+ID_PARTS_BYTES_MAX = 32_000
+"""Strings of the protocol have at most 32,767 bytes, and a transactional id has more parts."""
 
 
 class ExactlyOnce(NamedTuple):
@@ -86,10 +88,10 @@ def _exactly_once(given: GivenOptions, client: Mapping[str, str], streaming: boo
                     f" delivery={EXACTLY_ONCE}"
                 )
         return None
-    for key, needed in (("acks", ("all", "-1")), ("enable.idempotence", ("true",))):
-        if client.get(key, needed[0]).lower() not in needed:
+    for key, needed in (("acks", "all"), ("enable.idempotence", "true")):
+        if key in client and KEYS[key].parse(client[key]) != KEYS[key].parse(needed):
             raise ConfigError(
-                f"option kafka.{key}={client[key]!r}: delivery={EXACTLY_ONCE} needs {needed[0]}; leave the"
+                f"option kafka.{key}={client[key]!r}: delivery={EXACTLY_ONCE} needs {needed}; leave the"
                 " option out"
             )
     try:
@@ -110,13 +112,25 @@ def _exactly_once(given: GivenOptions, client: Mapping[str, str], streaming: boo
             " a write with the same two is done once. In foreachBatch set writeId to the name of the query"
             " and batchId to the id of the batch"
         )
+    id_prefix = _name(given, "transactionalIdPrefix", TRANSACTIONAL_ID_PREFIX)
+    _check_length(id_prefix, write_id or "")
     return ExactlyOnce(
         control_topic=_name(given, "controlTopic", CONTROL_TOPIC),
-        id_prefix=_name(given, "transactionalIdPrefix", TRANSACTIONAL_ID_PREFIX),
+        id_prefix=id_prefix,
         skip_lost_rows=given.value("skipLostRows"),
         write_id=write_id,
         batch_id=batch_id,
     )
+
+
+def _check_length(id_prefix: str, write_id: str) -> None:
+    """Raises ConfigError for names that are too long for a transactional id."""
+    size = len(id_prefix.encode()) + len(write_id.encode())
+    if size > ID_PARTS_BYTES_MAX:
+        raise ConfigError(
+            f"options transactionalIdPrefix and writeId have {size} bytes together, and a transactional id"
+            f" has room for {ID_PARTS_BYTES_MAX}: shorten them"
+        )
 
 
 def _name(given: GivenOptions, option: str, default: str) -> str:

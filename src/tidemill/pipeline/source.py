@@ -36,9 +36,8 @@ class TidemillDataSource(DataSource):
         from tidemill.pipeline.columns import schema_text
         from tidemill.pipeline.options import check_source_options
 
-        check_source_options(self.options)
         # Streams and batches have the same columns; which of them this is, is not known yet.
-        return schema_text(str(self.options.get("includeheaders", "false")).strip().lower() == "true")
+        return schema_text(check_source_options(self.options).include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from tidemill.pipeline.options import parse_source_options

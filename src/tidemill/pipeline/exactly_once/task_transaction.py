@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from tidemill.client.arrow import columns_of
+from tidemill.client.config_keys import KEYS
 from tidemill.client.errors import ClientError
 from tidemill.model.errors import ErrorCode
 from tidemill.pipeline.exactly_once.control_records import Place, Transaction
@@ -89,7 +90,7 @@ def _begun(client: Mapping[str, str], transactional_id: str) -> Producer:
         _refusals.clear()
         _process = os.getpid()
     servers = client["bootstrap.servers"]
-    if client.get(TWO_PHASE_COMMIT, "true") == "true" and servers not in _refusals:
+    if KEYS[TWO_PHASE_COMMIT].parse(client.get(TWO_PHASE_COMMIT, "true")) and servers not in _refusals:
         try:
             return _opened(client, transactional_id, {TWO_PHASE_COMMIT: "true"})
         except ClientError as problem:

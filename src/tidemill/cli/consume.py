@@ -71,6 +71,7 @@ class Start(NamedTuple):
         return at
 
 
+UNCOMMITTED, COMMITTED = "read_uncommitted", "read_committed"
 HEARTBEAT_MS = 1_000
 UNREADABLE_S_MAX = 60.0
 """How long to wait for the log end offset of a partition that cannot be read."""
@@ -206,17 +207,10 @@ Without a start position it prints new messages; a group resumes at its committe
 )
 @click.option(
     "--isolation-level",
-    type=click.Choice(["read_uncommitted", "read_committed"]),
-    default="read_uncommitted",
-    show_default=True,
-    help="read_committed skips messages of open and aborted transactions.",
+    type=click.Choice([UNCOMMITTED, COMMITTED]),
+    help=f"{COMMITTED} skips messages of open and aborted transactions.  [default: {UNCOMMITTED}]",
 )
-@click.option(
-    "--read-committed",
-    "isolation_level",
-    flag_value="read_committed",
-    help="The same as --isolation-level read_committed.",
-)
+@click.option("--read-committed", is_flag=True, help=f"The same as --isolation-level {COMMITTED}.")
 @target_options
 def command(
     topics: tuple[str, ...],
@@ -234,7 +228,8 @@ def command(
     show: str,
     verbose: bool,
     separator: str,
-    isolation_level: str,
+    isolation_level: str | None,
+    read_committed: bool,
     target: Target,
 ) -> None:
     """Print the messages of TOPICS, one per line.
@@ -267,7 +262,7 @@ def command(
     config = target.config(
         group_id=group,
         auto_offset_reset="earliest" if from_beginning else "latest",
-        isolation_level=isolation_level,
+        isolation_level=_isolation(isolation_level, read_committed, target),
         # A coordinator that does not respond is noticed soon.
         heartbeat_interval_ms=HEARTBEAT_MS,
         # A misspelt name would become a topic.
@@ -304,6 +299,20 @@ def _report_count(shown: Format) -> Iterator[None]:
         raise
     finally:
         stop_watching()
+
+
+def _isolation(level: str | None, read_committed: bool, target: Target) -> str:
+    """Returns the isolation level. Raises UsageError for options that contradict each other."""
+    key = target.config().get("isolation.level")
+    given = {
+        f"--isolation-level {level}": level,
+        "--read-committed": COMMITTED if read_committed else None,
+        f"the client key isolation.level={key}": key,
+    }
+    wanted = {value: name for name, value in given.items() if value is not None}
+    if len(wanted) > 1:
+        raise click.UsageError(f"{' and '.join(sorted(wanted.values()))} contradict each other: give one")
+    return next(iter(wanted), UNCOMMITTED)
 
 
 FIELDS = ("topic", "partition", "offset", "timestamp", "headers", "key")

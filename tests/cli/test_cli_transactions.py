@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tidemill.client import Producer, ProducerFenced
+from tidemill.client.mirror_appender import MirrorAppender
+from tidemill.client.range_reader import RangeReader
+from tidemill.model.types import TopicPartition
+from tidemill.records.mirrored_batch import mirrored_batches
 from tidemill.testing import Broker
 
 Run = Callable[..., str]
@@ -143,6 +148,79 @@ def test_a_transaction_that_its_coordinator_ends_is_not_aborted_in_one_partition
         refused = cli("transaction", "abort", *where, "-y", code=1)
         assert "tidemill transaction abort --force healthy" in refused
     assert committed(cli, topic) == "value\n"
+
+
+def test_an_open_transaction_in_a_mirror_is_ended_by_its_source_or_a_promotion(
+    broker: Broker, cli: Run, topic: str
+) -> None:
+    cli("topic", "create", "mirrored", "-p", "1", "--set", "tidemill.mirror.state=active")
+    source, mirror = TopicPartition(topic, 0), TopicPartition("mirrored", 0)
+    where = ("--topic", "mirrored", "--partition", "0", "--first-offset", "0")
+    with Producer(broker.bootstrap, {"transactional.id": "at-the-source"}) as producer:
+        producer.begin()
+        producer.send(topic, b"value", partition=0).result(10)
+        with RangeReader(broker.bootstrap) as reader, closing(MirrorAppender(broker.bootstrap)) as appender:
+            (response,) = reader.fetch(*source, 0, 1)
+            copied = mirrored_batches(bytes(response.data[response.start : response.end]), 0)
+            appender.wait(mirror, appender.send(mirror, copied))
+        refused = cli("transaction", "abort", *where, "-y", code=1)
+        assert "was copied from the source of this mirror: the marker of the source ends it" in refused
+        assert "'tidemill topic promote mirrored' ends the mirror, and aborts it" in refused
+        assert "coordinator" not in refused
+    cli("topic", "promote", "mirrored")
+    assert committed(cli, "mirrored") == ""
+    assert "no transaction that began at offset 0 is open" in cli(
+        "transaction", "abort", *where, "-y", code=1
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--isolation-level", "read_uncommitted", "--read-committed"), "--isolation-level read_uncommitted"),
+        (("--read-committed", "--isolation-level", "read_uncommitted"), "--isolation-level read_uncommitted"),
+        (("--read-committed", "-X", "isolation.level=read_uncommitted"), "isolation.level=read_uncommitted"),
+        (
+            ("--isolation-level", "read_uncommitted", "-X", "isolation.level=read_committed"),
+            "isolation.level=read_committed",
+        ),
+    ],
+)
+def test_contradicting_isolation_levels_are_wrong_usage(
+    cli: Run, arguments: tuple[str, ...], told: str
+) -> None:
+    error = cli("consume", "t", *arguments, code=2)
+    assert "contradict each other: give one" in error
+    assert told in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "messages"),
+    [
+        ((), "value\n"),
+        (("--isolation-level", "read_uncommitted"), "value\n"),
+        (("--read-committed",), ""),
+        (("-X", "isolation.level=read_committed"), ""),
+        (
+            (
+                "--read-committed",
+                "--isolation-level",
+                "read_committed",
+                "-X",
+                "isolation.level=read_committed",
+            ),
+            "",
+        ),
+    ],
+)
+def test_each_way_to_name_the_isolation_level_takes_effect(
+    broker: Broker, cli: Run, topic: str, arguments: tuple[str, ...], messages: str
+) -> None:
+    with Producer(broker.bootstrap, {"transactional.id": topic}) as producer:
+        producer.begin()
+        producer.send(topic, b"value", partition=0).result(10)
+        assert cli("consume", topic, "--from-beginning", "-e", *arguments) == messages
+        producer.abort()
 
 
 def test_an_abort_at_another_offset_names_find_hanging(cli: Run, topic: str) -> None:

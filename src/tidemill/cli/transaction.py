@@ -239,6 +239,13 @@ def _abort_hanging(target: Target, where: TopicPartition, first_offset: int, yes
                 f"no transaction that began at offset {first_offset} is open in {where}; see find-hanging",
                 ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
             )
+        if admin.is_mirror(where.topic):
+            raise ClientError(
+                f"the transaction from offset {first_offset} on in {where} was copied from the source of this"
+                " mirror: the marker of the source ends it once that is copied; 'tidemill topic promote"
+                f" {where.topic}' ends the mirror, and aborts it",
+                ErrorCode.INVALID_TXN_STATE,
+            )
         if not admin.hanging_among(found):
             names = [
                 one.transactional_id for one in admin.list_transactions(producer_ids=[found[0].producer_id])

@@ -586,7 +586,7 @@ class Admin:
         mirrors = {
             topic
             for topic in sorted({one.partition.topic for one in candidates})
-            if self._is_mirror(topic, timeout)
+            if self.is_mirror(topic, timeout)
         }
         candidates = [one for one in candidates if one.partition.topic not in mirrors]
         if not candidates:
@@ -602,7 +602,8 @@ class Admin:
         }
         return [one for one in candidates if one.partition not in known.get(one.producer_id, ())]
 
-    def _is_mirror(self, topic: str, timeout: float | None) -> bool:
+    def is_mirror(self, topic: str, timeout: float | None = None) -> bool:
+        """Whether a topic is a mirror with the offsets of its source, also while it is promoted."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
         found = self.describe_configs(resource, [MIRROR_STATE], timeout=timeout)
         return is_mirror({name: entry.value for name, entry in found.items()})

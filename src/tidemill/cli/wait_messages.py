@@ -132,6 +132,9 @@ def _names(subjects: Sequence[str]) -> str:
     return f"{', '.join(subjects[:NAMED_MAX])} and {len(subjects) - NAMED_MAX} others"
 
 
+OWN_WARNINGS = ("tidemill.client.coordinator_warnings", "tidemill.client.missing_topic_warnings")
+"""The loggers of the client's own warnings of waits."""
+
 _ENDED: list[threading.Event] = []
 """Stop events of the active watches, the most recent one last."""
 
@@ -157,10 +160,10 @@ def watching() -> Iterator[None]:
             if not ended.is_set():
                 watch.update(found, time.monotonic())
 
-    # The client's own warning of a coordinator comes later; it is for programs without this watch.
-    own = logging.getLogger("tidemill.client.coordinator_warnings")
-    level = own.level
-    own.setLevel(logging.ERROR)
+    # The client's own warnings come later; they are for programs without this watch.
+    levels = {name: logging.getLogger(name).level for name in OWN_WARNINGS}
+    for name in levels:
+        logging.getLogger(name).setLevel(logging.ERROR)
     thread = threading.Thread(target=run, name="tidemill-waiting", daemon=True)
     _ENDED.append(ended)
     thread.start()
@@ -170,7 +173,8 @@ def watching() -> Iterator[None]:
         ended.set()
         _ENDED.remove(ended)
         thread.join()
-        own.setLevel(level)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def _say(line: str) -> None:

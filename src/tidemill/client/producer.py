@@ -494,8 +494,18 @@ class Producer:
             batch = todo.pop()
             if not batch.done:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                self._accumulator.await_batch(batch, left)
+                self._await(batch, left)
             todo += batch.parts or ()
+
+    def _await(self, batch: ProducerBatch, timeout: float | None) -> None:
+        """Waits for a batch; the RequestTimeout has the reason of the wait."""
+        try:
+            self._accumulator.await_batch(batch, timeout)
+        except RequestTimeout as problem:
+            reason = self._sender.wait_reason(batch.queue, time.monotonic())
+            raise RequestTimeout(
+                f"{problem}: {reason}", topic=batch.queue.topic, partition=batch.queue.partition
+            ) from None
 
     def close(self, timeout: float | None = None) -> None:
         """Flushes, then closes. Messages that are not acknowledged within ``timeout`` seconds fail.

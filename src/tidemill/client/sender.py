@@ -12,6 +12,7 @@ import select
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from functools import partial
 
 from tidemill.client.background_update import BackgroundUpdate
@@ -27,6 +28,7 @@ from tidemill.client.errors import (
     error_for,
     text_of,
 )
+from tidemill.client.missing_topic_warnings import MissingTopicWarnings
 from tidemill.client.network_client import DATA, SLOW_S, NetworkClient
 from tidemill.client.record_accumulator import (
     EPOCH_MAX,
@@ -72,6 +74,7 @@ class Sender:
         self._accumulator = accumulator
         self._transactions = transactions
         self.results = BatchResults(network_client, accumulator, transactions)
+        self._missing_topics = MissingTopicWarnings()
         self._acks = config.int("acks")
         self._linger_s = config.seconds("linger.ms")
         self._request_timeout_ms = min(config.int("request.timeout.ms"), 2**31 - 1)
@@ -238,6 +241,7 @@ class Sender:
                 by_node.setdefault(leader, []).append(queue)
         if self._transactions is not None and self._transactions.take_new_partitions():
             wait_s = 0.0  # The next iteration starts to add them.
+        self._warn_of_missing_topics(by_node.get(-1, ()))
         for node_id, queues in by_node.items():
             if node_id < 0:
                 self._network_client.request_refresh()
@@ -252,6 +256,16 @@ class Sender:
             if self._send_to(connection, queues):
                 wait_s = 0.0
         return wait_s
+
+    def _warn_of_missing_topics(self, leaderless: Iterable[PartitionQueue]) -> None:
+        """Warns if the topic of a partition without a leader is missing, and once it exists again."""
+        known, errors = self._network_client.topics, self._network_client.topic_errors
+        for topic in {queue.topic for queue in leaderless}:
+            if topic not in known and (code := errors.get(topic)):
+                self._missing_topics.is_missing(topic, text_of(ErrorCode.of(code)))
+        for topic in self._missing_topics.topics:
+            if topic in known:
+                self._missing_topics.exists(topic)
 
     def _ready_after_s(self, queue: PartitionQueue, now: float, flushing: bool) -> float:
         """Seconds until the first batch may be sent; 0: now, IDLE_S: once a response arrives."""
@@ -409,7 +423,7 @@ class Sender:
             began = max(due, queue.acknowledged_at)
             if now - began > SLOW_S:
                 subject = f"{queue.topic}-{queue.partition}"
-                reason = self._wait_reason(queue, now)
+                reason = self.wait_reason(queue, now)
                 found.append(
                     Wait(
                         Kind.ACKNOWLEDGEMENT, subject, reason, began, counts[queue], self._delivery_timeout_s
@@ -417,7 +431,7 @@ class Sender:
                 )
         return found
 
-    def _wait_reason(self, queue: PartitionQueue, now: float) -> str:
+    def wait_reason(self, queue: PartitionQueue, now: float) -> str:
         """Returns the reason for which the messages of a partition are not acknowledged."""
         network_client = self._network_client
         waiting = [wait.reason for wait in network_client.waits()]

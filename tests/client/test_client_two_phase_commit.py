@@ -221,6 +221,31 @@ def test_a_broker_that_does_not_allow_it_is_named(topic: str) -> None:
         assert caught.value.code is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 
+def test_a_broker_that_does_not_allow_it_any_more_keeps_the_prepared_transaction(topic: str) -> None:
+    key = "transaction.two.phase.commit.enable"
+    config = {"transactional.id": topic, key: True}
+    with Broker({key: True}) as broker:
+        with Admin(broker.bootstrap) as admin:
+            admin.create_topic(topic, 2, 1)
+        with Producer(broker.bootstrap, config) as producer:
+            prepared = prepare(producer, topic, b"a")
+        broker.stop()
+        broker.config[key] = "false"
+        broker.start()
+        with Producer(broker.bootstrap, config) as second, pytest.raises(FatalTransactionError) as caught:
+            second.complete(prepared)
+        text = str(caught.value)
+        assert f"cannot complete the prepared transaction of transactional id '{topic}'" in text
+        assert f"the brokers do not have {key}=true" in text
+        assert "stays open until another producer may complete it" in text
+        broker.stop()
+        broker.config[key] = "true"
+        broker.start()
+        with Producer(broker.bootstrap, config) as third:
+            assert third.complete(prepared) is True
+        assert committed(broker.bootstrap, topic) == [b"a"]
+
+
 def test_a_transaction_without_its_offsets_cannot_be_prepared(
     topic: str, make: MakeProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -598,7 +598,8 @@ class TransactionManager:
                     self._is_used = self._needs_epoch = True
             return response.error_code
 
-        self._call(deadline, f"begin with transactional id {self.transactional_id!r}", send)
+        operation = "complete the prepared transaction of" if keeps_prepared else "begin with"
+        self._call(deadline, f"{operation} transactional id {self.transactional_id!r}", send)
 
     def _set_protocol(self, connection: Connection) -> None:
         """Chooses how partitions are added to the next transaction."""
@@ -666,7 +667,11 @@ class TransactionManager:
                 f"transaction.timeout.ms={self._timeout_ms} is above the brokers' transaction.max.timeout.ms"
             )
         if code is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED and self._has_two_phase_commit:
-            return "transaction.two.phase.commit.enable may not be set at the brokers"
+            return (
+                "the brokers do not have transaction.two.phase.commit.enable=true, or the user does not have"
+                " the operation TwoPhaseCommit on the transactional id. A prepared transaction stays open"
+                " until another producer may complete it"
+            )
         if code in FENCED or code is ErrorCode.INVALID_TXN_STATE:
             if self._has_two_phase_commit:
                 return "an administrator has ended the transaction"

@@ -8,6 +8,8 @@ import re
 
 import pytest
 
+from tidemill.client.errors import ClientError
+from tidemill.model.errors import ErrorCode
 from tidemill.pipeline.exactly_once import task_transaction, transactional_ids
 from tidemill.pipeline.exactly_once.compacted_records import CompactedRecords
 from tidemill.pipeline.exactly_once.control_records import (
@@ -31,6 +33,7 @@ from tidemill.pipeline.exactly_once.control_records import (
     encode_value,
     new_record_id,
 )
+from tidemill.pipeline.exactly_once.missing_rights import needs
 from tidemill.pipeline.exactly_once.row_checksum import Headers, RowChecksum
 
 BATCH, TOKEN = Batch("q ü", 7), Token("token")
@@ -189,6 +192,23 @@ def test_two_phase_commit_is_tried_unless_it_is_switched_off(
     monkeypatch.setattr(task_transaction, "_opened", lambda *arguments: opened.append(arguments[2]))
     task_transaction._begun({"bootstrap.servers": "h:1", **given}, "id")
     assert [one[task_transaction.TWO_PHASE_COMMIT] for one in opened] == [first]
+
+
+@pytest.mark.parametrize(
+    ("code", "added"),
+    [
+        (ErrorCode.TOPIC_AUTHORIZATION_FAILED, " needs the operation Write on the topic t"),
+        (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, " on the transactional ids that begin with p"),
+        (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ""),
+    ],
+)
+def test_authorization_errors_name_the_missing_right(code: ErrorCode, added: str) -> None:
+    with pytest.raises(ClientError) as caught, needs("Write", topic="t", id_prefix="p"):
+        raise ClientError("refused", code)
+    assert caught.value.code is code
+    assert str(caught.value).startswith("refused")
+    assert str(caught.value).endswith(added)
+    assert (str(caught.value) != "refused") is bool(added)
 
 
 def test_an_id_is_used_again_for_a_later_batch_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ NEXT_STEP: dict[ErrorCode, str] = {
     ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: "bring replicas back, or lower min.insync.replicas",
     ErrorCode.INVALID_REQUIRED_ACKS: "use acks=0, 1 or all",
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: "ask for rights on the topic",
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "ask for rights on the transactional id",
     ErrorCode.GROUP_AUTHORIZATION_FAILED: "ask for rights on the group",
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "ask for rights on the cluster",
     ErrorCode.UNSUPPORTED_VERSION: "use a newer broker, or omit the newer option",

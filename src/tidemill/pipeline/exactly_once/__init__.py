@@ -15,6 +15,7 @@ protocol            the steps of task, commit and abort, as generators of reques
 row_checksum        row count and checksum of a task, independent of the order of its rows
 control_topic       the control topic on the target cluster: creates, appends and reads it
 transactional_ids   which transactional id a task uses
+missing_rights      adds the right that is missing to authorization errors
 task_transaction    writes the rows of a task into a transaction
 sink_cluster        carries out the requests of the protocol
 writers             Spark's writers

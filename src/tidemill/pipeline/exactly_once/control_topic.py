@@ -30,10 +30,12 @@ from tidemill.pipeline.exactly_once.control_records import (
     encode_value,
     new_record_id,
 )
+from tidemill.pipeline.exactly_once.missing_rights import needs
 from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from tidemill.client.admin import Admin
+    from tidemill.client.admin_types import TopicDescription
     from tidemill.client.range_reader import RangeReader
 
 PARTITIONS: Final = 16
@@ -110,7 +112,10 @@ class ControlTopic:
 
     def _append(self, records: Sequence[tuple[str, bytes | None]]) -> int:
         topic, partition = self._partition
-        with pooled_producer({**self._client, **PRODUCER_CONFIG}) as producer:
+        with (
+            needs("Write", topic=topic),
+            pooled_producer({**self._client, **PRODUCER_CONFIG}) as producer,
+        ):
             repeated(lambda: producer.partitions_for(topic), METADATA_TIMEOUT_S)
             sent = producer.send_batch(
                 topic,
@@ -127,7 +132,7 @@ class ControlTopic:
 
     def read(self, batch: Batch, up_to: int | None = None) -> BatchLog:
         """Reads the records up to an offset (inclusive), or to the end of the log."""
-        with pooled_cluster(self._client) as cluster:
+        with needs("Read", topic=self._name), pooled_cluster(self._client) as cluster:
             if up_to is None:
                 end = cluster.list_offsets({self._partition: LATEST})[self._partition]
             else:
@@ -184,16 +189,23 @@ def ensure_control_topic(client: Mapping[str, str], name: str) -> None:
     """Creates the control topic if it does not exist. Raises ConfigError if it is not compacted."""
     with pooled_admin(client) as admin:
         try:
-            described = admin.describe_topics([name])[name]
+            described = _described(admin, name)
         except ClientError as problem:
             if problem.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
             if _is_created(admin, name):
                 return
             # Another driver has created it, and the broker of this client may not know it yet.
-            described = repeated(lambda: admin.describe_topics([name])[name], METADATA_TIMEOUT_S)
+            described = repeated(lambda: _described(admin, name), METADATA_TIMEOUT_S)
         _check_partitions(name, len(described.partitions))
-        _check_compacted(name, admin.topic_configs(name))
+        with needs("DescribeConfigs", topic=name):
+            configs = admin.topic_configs(name)
+        _check_compacted(name, configs)
+
+
+def _described(admin: Admin, name: str) -> TopicDescription:
+    with needs("Describe", topic=name):
+        return admin.describe_topics([name])[name]
 
 
 def _is_created(admin: Admin, name: str) -> bool:
@@ -201,7 +213,8 @@ def _is_created(admin: Admin, name: str) -> bool:
     replicas = max(1, min(REPLICAS_MAX, len(admin.describe_cluster().brokers)))
     config = {**CONFIG, "min.insync.replicas": str(max(1, replicas - 1))}
     try:
-        admin.create_topic(name, PARTITIONS, replicas, configs=config)
+        with needs("Create", topic=name):
+            admin.create_topic(name, PARTITIONS, replicas, configs=config)
     except ClientError as problem:
         if problem.code is ErrorCode.TOPIC_ALREADY_EXISTS:
             return False

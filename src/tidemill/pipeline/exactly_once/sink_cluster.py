@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidemill.client.errors import ClientError, DataLoss
@@ -14,6 +15,7 @@ from tidemill.model.types import TopicPartition
 from tidemill.pipeline.connect import RETRY_PAUSE_S, pooled_admin, pooled_cluster, repeated
 from tidemill.pipeline.exactly_once.control_records import Batch, Place, Transaction
 from tidemill.pipeline.exactly_once.control_topic import ControlTopic
+from tidemill.pipeline.exactly_once.missing_rights import needs
 from tidemill.pipeline.exactly_once.requests import (
     AppendControl,
     DeleteControl,
@@ -105,11 +107,15 @@ class SinkCluster:
     def _write(self, batch: Batch, rows: Parts) -> TransactionRows:
         name = unused_id(self._id_prefix, self._query, batch.number)
         creates = str(self._options.create_topics).lower()
-        with missing_topics_refused(self._options):
+        topic = self._options.topic or "of each row"
+        with needs("Write", topic=topic, id_prefix=self._id_prefix), missing_topics_refused(self._options):
             return write_in_transaction({**self._client, "allow.auto.create.topics": creates}, name, rows)
 
+    def _needs_write_on_ids(self) -> AbstractContextManager[None]:
+        return needs("Write", id_prefix=self._id_prefix)
+
     def _list(self) -> tuple[Transaction, ...]:
-        with pooled_admin(self._client) as admin:
+        with self._needs_write_on_ids(), pooled_admin(self._client) as admin:
             return tuple(
                 one
                 for listing in repeated(lambda: self._listings(admin), PATIENCE_S)
@@ -130,12 +136,12 @@ class SinkCluster:
         ]
 
     def _is_open(self, transaction: Transaction) -> bool:
-        with pooled_admin(self._client) as admin:
+        with self._needs_write_on_ids(), pooled_admin(self._client) as admin:
             return _open_transaction(admin, transaction.transactional_id) == transaction
 
     def _end(self, transaction: Transaction, *, is_commit: bool) -> Ended:
         name, producer_id, epoch = transaction
-        with pooled_admin(self._client) as admin:
+        with self._needs_write_on_ids(), pooled_admin(self._client) as admin:
             try:
                 admin.end_transaction(name, PreparedTransaction(producer_id, epoch), is_commit=is_commit)
             except ClientError as problem:
@@ -148,7 +154,8 @@ class SinkCluster:
         """Reads the sample. Its marker may still be written, or an earlier transaction may be open."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            outcome = self._outcome(sample)
+            with needs("Read", topic=sample.topic):
+                outcome = self._outcome(sample)
             if outcome is not Outcome.OPEN or time.monotonic() >= deadline:
                 return outcome
             time.sleep(RETRY_PAUSE_S)

@@ -1,6 +1,6 @@
 """A simulated world of the exactly-once sink: drivers, tasks, the control topic and transactions.
 
-Each step carries out one request of one driver or task. Drivers end, or stand still while another one begins
+Each step executes one request of one driver or task. Drivers end, or stand still while another one begins
 with the same checkpoint, and continue. Tasks are repeated, run twice, and go on after their driver has ended.
 Responses are lost, coordinators move, and appended records arrive late. Transactions time out. The control
 topic is compacted. Processes read it from its start, or continue where they have read before.
@@ -307,7 +307,7 @@ class World:
                     )
                     driver.attempts.append(Attempt(task, steps, worker.reader))
                 else:
-                    driver.messages[task] = self.protocol.Written(batch, driver.token, task, False, None)
+                    driver.messages[task] = self.protocol.TaskResult(batch, driver.token, task, False, None)
 
     def _task_steps(
         self, steps: Generator[Any, Any, Any], worker: Worker, rows: tuple[int, ...]
@@ -425,7 +425,7 @@ class World:
             return self._store(new_record_id(request.record), request.record)
         if isinstance(request, protocol.ReadControl):
             end = len(self.log) if request.up_to is None else request.up_to + 1
-            return protocol.BatchLog(request.batch, self._read(reader, end))
+            return protocol.BatchState(request.batch, self._read(reader, end))
         if isinstance(request, protocol.DeleteControl):
             for one in request.stored:
                 self._store(one.record_id, None)
@@ -461,14 +461,14 @@ class World:
         return self.protocol.TransactionRows(where, checked.row_set, Place("t", 0, 0))
 
     def _end_transaction(self, request: Any) -> Any:
-        one, ended = request.transaction, self.protocol.Ended
+        one, result = request.transaction, self.protocol.EndResult
         wanted = COMMITTED if request.is_commit else ABORTED
         name = one.transactional_id
         if self.epochs[name] != one.epoch or name in self.expired:
-            return ended.GONE
+            return result.ENDED_BEFORE
         if self.transactions[one].state == OPEN:
             self._set(one, wanted)
-        return ended.YES if self.transactions[one].state == wanted else ended.GONE
+        return result.ENDED if self.transactions[one].state == wanted else result.ENDED_BEFORE
 
     def _open_transactions(self) -> list[Transaction]:
         return [one for one, rows in self.transactions.items() if rows.state == OPEN]

@@ -36,8 +36,8 @@ from tidemill.pipeline.exactly_once.protocol import (
     RowsDiffer,
     RowsLost,
     Superseded,
+    TaskResult,
     TransactionsAborted,
-    Written,
     abort_batch,
     commit_batch,
     write_task,
@@ -73,7 +73,7 @@ class Target:
     def batch(self, number: int = 0) -> Batch:
         return Batch(self.query, number)
 
-    def task(self, number: int, token: str, task: int, *rows: str) -> Written:
+    def task(self, number: int, token: str, task: int, *rows: str) -> TaskResult:
         """Writes the rows of a task."""
         steps = write_task(self.batch(number), Token(token), task)
         return self.cluster.run(steps, self.rows(*rows))
@@ -82,7 +82,7 @@ class Target:
         values = pa.array([one.encode() for one in rows], pa.binary())
         yield self.topic, pa.RecordBatch.from_arrays([values, values], names=["key", "value"])
 
-    def task_around(self, token: str, event: Callable[[], None], *rows: str) -> Written:
+    def task_around(self, token: str, event: Callable[[], None], *rows: str) -> TaskResult:
         """Writes the rows of a task of the first batch; ``event`` occurs before it opens its transaction."""
         steps = write_task(self.batch(), Token(token), 0)
         result: Any = None
@@ -90,24 +90,26 @@ class Target:
             try:
                 request = steps.send(result)
             except StopIteration as end:
-                written: Written = end.value
+                written: TaskResult = end.value
                 return written
             if isinstance(request, WriteRows):
                 event()
-            result = self.cluster.carry_out(request, self.rows(*rows))
+            result = self.cluster.execute(request, self.rows(*rows))
 
-    def stray(self, token: str, *rows: str) -> Written:
+    def stray(self, token: str, *rows: str) -> TaskResult:
         """Writes rows into a transaction that the commit does not list, because its coordinator moves."""
-        self.cluster.carry_out(AppendControl(Begin(self.batch(), Token(token))), ())
+        self.cluster.execute(AppendControl(Begin(self.batch(), Token(token))), ())
         self.commit(0, "other", self.task(0, "other", 0, *rows))
-        written = self.cluster.carry_out(WriteRows(self.batch()), self.rows(*rows))
+        written = self.cluster.execute(WriteRows(self.batch()), self.rows(*rows))
         assert self.open_transactions() == 1
-        return Written(self.batch(), Token(token), 0, True, written)
+        return TaskResult(self.batch(), Token(token), 0, True, written)
 
-    def commit(self, number: int, token: str, *messages: Written, **options: bool) -> None:
+    def commit(self, number: int, token: str, *messages: TaskResult, **options: bool) -> None:
         self.cluster.run(commit_batch(self.batch(number), Token(token), messages, **options))
 
-    def commit_up_to(self, kind: type, token: str, *messages: Written, after: bool, number: int = 0) -> None:
+    def commit_up_to(
+        self, kind: type, token: str, *messages: TaskResult, after: bool, number: int = 0
+    ) -> None:
         """Commits, and ends before or after the first request of a kind."""
         steps = commit_batch(self.batch(number), Token(token), messages)
         result: Any = None
@@ -115,7 +117,7 @@ class Target:
             request = steps.send(result)
             if isinstance(request, kind) and not after:
                 return
-            result = self.cluster.carry_out(request, ())
+            result = self.cluster.execute(request, ())
             if isinstance(request, kind):
                 return
 
@@ -136,7 +138,7 @@ class Target:
         listed = self.admin.list_transactions(states=["Ongoing"])
         return sum(one.transactional_id.startswith(f"{PREFIX}-{self.query}-") for one in listed)
 
-    def abort(self, written: Written) -> None:
+    def abort(self, written: TaskResult) -> None:
         """Aborts the transaction of a task, as its timeout does."""
         assert written.rows is not None
         name, producer_id, epoch = written.rows.transaction

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 from sink_world import World
 
-from tidemill.pipeline.exactly_once import batch_log, protocol
+from tidemill.pipeline.exactly_once import batch_state, protocol
 
 SEEDS, SEEDS_A_TEST = 3000, 500
 FAULT_SEEDS = 6000
@@ -33,31 +33,31 @@ FAULTS = {
         "Transactions are listed before the control topic is read.",
         protocol,
         """    listed = yield from ask(ListTransactions(batch.query))
-    log = yield from ask(ReadControl(batch))
+    state = yield from ask(ReadControl(batch))
     written =""",
-        """    log = yield from ask(ReadControl(batch))
+        """    state = yield from ask(ReadControl(batch))
     listed = yield from ask(ListTransactions(batch.query))
     written =""",
     ),
     "decision-after-newer-begin": PlantedFault(
         "A decision is not valid after the begin of a newer attempt.",
-        batch_log,
+        batch_state,
         "self.is_superseded(decision.token) or decision.token in",
         "decision.token in",
     ),
     "decision-after-abandon": PlantedFault(
         "A decision is not valid after the abandon of its attempt.",
-        batch_log,
+        batch_state,
         " or decision.token in self._abandoned",
         "",
     ),
     "validity-not-checked": PlantedFault(
         "An attempt ends its transactions only after it has read that its decision is valid.",
         protocol,
-        """    if offset not in log.valid_offsets or log.valid is None:
+        """    if offset not in state.valid_offsets or state.valid is None:
         raise Superseded(_superseded(batch))
     skipped = frozenset(one.task for one in missing)
-    yield from _complete(batch, token, log.valid, written, skipped, skips_lost_rows=skips_lost_rows)
+    yield from _complete(batch, token, state.valid, written, skipped, skips_lost_rows=skips_lost_rows)
 """,
         """    skipped = frozenset(one.task for one in missing)
     decided = ValidDecision(offset, decision, frozenset())
@@ -68,9 +68,9 @@ FAULTS = {
         "An attempt appends abandon before it aborts its transactions.",
         protocol,
         """    offset = yield from ask(AppendControl(Abandon(batch, token)))
-    log = yield from ask(ReadControl(batch, offset))
+    state = yield from ask(ReadControl(batch, offset))
 """,
-        """    log = yield from ask(ReadControl(batch))
+        """    state = yield from ask(ReadControl(batch))
 """,
     ),
     "winners-aborted": PlantedFault(
@@ -90,14 +90,14 @@ FAULTS = {
     "superseded-attempt-goes-on": PlantedFault(
         "A commit stops if a newer attempt has begun: it would abort the transactions of that.",
         protocol,
-        """    if log.is_superseded(token):
+        """    if state.is_superseded(token):
         raise Superseded(_superseded(batch))
     decision, missing =""",
         "    decision, missing =",
     ),
     "only-own-done-counts": PlantedFault(
         "A batch is done if a later one is.",
-        batch_log,
+        batch_state,
         "self.is_done = self._done_number >= self.batch.number",
         "self.is_done = self._done_number == self.batch.number",
     ),
@@ -131,14 +131,14 @@ FAULTS = {
         "Transactions of a later batch are not aborted.",
         protocol,
         """    listed = yield from ask(ListTransactions(batch.query))
-    log = yield from ask(ReadControl(batch))
-    if log.is_done:
+    state = yield from ask(ReadControl(batch))
+    if state.is_done:
         yield from _abort(written)
         return
     if lost:
 """,
-        """    log = yield from ask(ReadControl(batch))
-    if log.is_done:
+        """    state = yield from ask(ReadControl(batch))
+    if state.is_done:
         return
     listed = yield from ask(ListTransactions(batch.query))
     if lost:
@@ -147,14 +147,14 @@ FAULTS = {
     "written-after-done": PlantedFault(
         "A task aborts what it has written after the batch was done.",
         protocol,
-        "    return not log.is_done and _offset(",
+        "    return not state.is_done and _offset(",
         "    return _offset(",
     ),
     "written-after-the-decision": PlantedFault(
         "A task aborts what it has written after the batch was decided.",
         protocol,
-        "    return not log.is_done and _offset(log.valid) == _offset(valid)\n",
-        "    return not log.is_done\n",
+        "    return not state.is_done and _offset(state.valid) == _offset(valid)\n",
+        "    return not state.is_done\n",
     ),
     "empty-attempt-does-not-begin": PlantedFault(
         "An attempt without rows begins as well.",
@@ -168,7 +168,7 @@ FAULTS = {
 def with_fault(fault: PlantedFault) -> ModuleType:
     """Returns the protocol with a planted fault."""
     modules = {}
-    for module in (batch_log, protocol):
+    for module in (batch_state, protocol):
         text = Path(str(module.__file__)).read_text()
         edits = [(fault.text, fault.replacement), *([fault.second] if fault.second else [])]
         for old, new in edits if module is fault.module else ():
@@ -181,8 +181,8 @@ def with_fault(fault: PlantedFault) -> ModuleType:
         try:
             exec(compile(text, f"{module.__name__} with a fault", "exec"), vars(edited))
             if module is protocol:
-                vars(edited)["BatchLog"] = modules[batch_log].BatchLog
-                vars(edited)["ValidDecision"] = modules[batch_log].ValidDecision
+                vars(edited)["BatchState"] = modules[batch_state].BatchState
+                vars(edited)["ValidDecision"] = modules[batch_state].ValidDecision
         finally:
             sys.modules[module.__name__] = known
         modules[module] = edited

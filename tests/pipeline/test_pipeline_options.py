@@ -13,7 +13,6 @@ from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
 from tidemill.client.config_keys import KEYS
 from tidemill.model.errors import ConfigError
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.message_columns import checked_columns
 from tidemill.pipeline.options import (
     BATCH_ONLY,
     SINK_OPTIONS,
@@ -22,6 +21,7 @@ from tidemill.pipeline.options import (
     check_source_options,
     parse_source_options,
 )
+from tidemill.pipeline.sink_columns import checked_columns
 from tidemill.pipeline.sink_options import parse_sink_options
 from tidemill.pipeline.source import TidemillDataSource
 from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST

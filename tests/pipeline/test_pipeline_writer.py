@@ -12,7 +12,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
 import tidemill.client
 from tidemill.model.errors import ConfigError
 from tidemill.pipeline.at_least_once import UNACKNOWLEDGED_MAX, Sent, send_batches, summary
-from tidemill.pipeline.message_columns import checked_columns
+from tidemill.pipeline.sink_columns import checked_columns
 from tidemill.pipeline.sink_options import parse_sink_options
 
 TOPIC = {"kafka.bootstrap.servers": "nowhere:9092", "topic": "t"}

@@ -169,7 +169,7 @@ def publish(**given: Any) -> None:
     from tidemill.pipeline.jobs.preflight_checks import check_master, check_publish
     from tidemill.pipeline.jobs.publish import PublishJob, read_files
     from tidemill.pipeline.jobs.publish import publish as run
-    from tidemill.pipeline.message_columns import refuse_missing_topic
+    from tidemill.pipeline.sink_columns import refuse_missing_topic
 
     job = PublishJob(
         sink=_kafka_options(given),

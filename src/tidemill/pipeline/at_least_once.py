@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from tidemill.pipeline.message_columns import by_topic, missing_topics_refused
+from tidemill.pipeline.sink_columns import missing_topics_refused, rows_by_topic
 from tidemill.pipeline.sink_options import SinkOptions
 from tidemill.pipeline.stream_arrow_writer import DataSourceStreamArrowWriter
 from tidemill.pipeline.worker_process import prepare_for_next_task
@@ -82,7 +82,7 @@ def send_batches(options: SinkOptions, columns: tuple[str, ...], batches: Iterab
     with Producer(None, client) as producer:
         for batch in batches:
             rows += batch.num_rows
-            for topic, part in by_topic(options.topic, columns, batch):
+            for topic, part in rows_by_topic(options.topic, columns, batch):
                 topics.add(topic)
                 with missing_topics_refused(options):
                     unacknowledged.append(producer.send_arrow(topic, part))

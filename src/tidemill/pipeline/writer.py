@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemill.model.errors import ConfigError
-from tidemill.pipeline.message_columns import checked_columns, refuse_missing_topic
+from tidemill.pipeline.sink_columns import checked_columns, refuse_missing_topic
 from tidemill.pipeline.sink_options import SinkOptions
 
 if TYPE_CHECKING:

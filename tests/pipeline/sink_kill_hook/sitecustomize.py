@@ -55,18 +55,18 @@ def _ask(plan: dict[str, Any], request: Any) -> None:
 def _install(plan: dict[str, Any]) -> None:
     from tidemill.pipeline.exactly_once.sink_cluster import SinkCluster
 
-    carry_out = SinkCluster.carry_out
+    execute = SinkCluster.execute
 
     def hooked(self: SinkCluster, request: Any, rows: Any) -> Any:
         is_meant = type(request).__name__ == plan["request"]
         if is_meant and not plan["is_after"] and _count(plan["counter"]) == plan["number"]:
             _occur(plan, request)
-        result = carry_out(self, request, rows)
+        result = execute(self, request, rows)
         if is_meant and plan["is_after"] and _count(plan["counter"]) == plan["number"]:
             _occur(plan, request)
         return result
 
-    SinkCluster.carry_out = hooked  # type: ignore[method-assign]
+    SinkCluster.execute = hooked  # type: ignore[method-assign]
 
 
 if os.environ.get("SINK_KILL"):

@@ -9,7 +9,7 @@ module              content
 ==================  ================================================================================
 control_records     the records of the control topic, their keys and values
 compacted_records   the records of a query as compaction leaves them, to continue reading
-batch_log           what the records of one batch mean: which attempt is valid, which is superseded
+batch_state         what the records of one batch mean: which attempt is valid, which is superseded
 requests            the requests of the protocol to the cluster, and their results
 protocol            the steps of task, commit and abort, as generators of requests
 row_checksum        row count and checksum of a task, independent of the order of its rows
@@ -17,7 +17,7 @@ control_topic       the control topic on the target cluster: creates, appends an
 transactional_ids   which transactional id a task uses
 missing_rights      adds the right that is missing to authorization errors
 task_transaction    writes the rows of a task into a transaction
-sink_cluster        carries out the requests of the protocol
+sink_cluster        executes the requests of the protocol
 writers             Spark's writers
 ==================  ================================================================================
 """

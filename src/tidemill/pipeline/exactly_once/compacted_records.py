@@ -1,7 +1,7 @@
 """The control records of a query up to an offset, as compaction leaves them.
 
 A process that has read the control partition before continues at the record that it has read last, and so
-each task reads only the records that were appended since. Both ways give the same :class:`BatchLog`: a
+each task reads only the records that were appended since. Both ways give the same :class:`BatchState`: a
 compacted topic may have lost each record that is removed here, and none of them changes a decision.
 """
 

@@ -18,7 +18,7 @@ from tidemill.client.errors import ClientError, DataLoss
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.connect import pooled_admin, pooled_cluster, pooled_producer, repeated
-from tidemill.pipeline.exactly_once.batch_log import BatchLog
+from tidemill.pipeline.exactly_once.batch_state import BatchState
 from tidemill.pipeline.exactly_once.compacted_records import CompactedRecords
 from tidemill.pipeline.exactly_once.control_records import (
     Batch,
@@ -130,14 +130,14 @@ class ControlTopic:
             raise ClientError(f"the broker has returned no offset of the records for {topic}-{partition}")
         return offset
 
-    def read(self, batch: Batch, up_to: int | None = None) -> BatchLog:
+    def read(self, batch: Batch, up_to: int | None = None) -> BatchState:
         """Reads the records up to an offset (inclusive), or to the end of the log."""
         with needs("Read", topic=self._name), pooled_cluster(self._client) as cluster:
             if up_to is None:
                 end = cluster.list_offsets({self._partition: LATEST})[self._partition]
             else:
                 end = up_to + 1
-            return BatchLog(batch, self._records(cluster, end).stored)
+            return BatchState(batch, self._records(cluster, end).stored)
 
     def _records(self, cluster: RangeReader, end: int) -> CompactedRecords:
         """Returns the records of the query before an offset."""

@@ -2,7 +2,7 @@
 
 A task (:func:`write_task`), the commit of a batch (:func:`commit_batch`) and its abort (:func:`abort_batch`)
 run in different processes, any of which may end, stand still and continue, or run twice. The order of the
-control records decides between them (:mod:`~tidemill.pipeline.exactly_once.batch_log`).
+control records decides between them (:mod:`~tidemill.pipeline.exactly_once.batch_state`).
 
 1. A task appends ``begin`` and reads up to it. Only then does it open a transaction, unless the batch is
    decided already or a newer attempt has begun. When its rows are written, it reads to the end: if the batch
@@ -30,7 +30,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tidemill.model.errors import TidemillError
-from tidemill.pipeline.exactly_once.batch_log import BatchLog, ValidDecision
+from tidemill.pipeline.exactly_once.batch_state import BatchState, ValidDecision
 from tidemill.pipeline.exactly_once.control_records import (
     NO_DECISION,
     Abandon,
@@ -46,7 +46,7 @@ from tidemill.pipeline.exactly_once.control_records import (
 from tidemill.pipeline.exactly_once.requests import (
     AppendControl,
     DeleteControl,
-    Ended,
+    EndResult,
     EndTransaction,
     FindOutcome,
     IsOpen,
@@ -95,7 +95,7 @@ class OutcomeUnknown(SinkError):
 # -- a task ------------------------------------------------------------------------------------------------
 
 
-class Written(NamedTuple):
+class TaskResult(NamedTuple):
     """The message of a task to the commit of its batch."""
 
     batch: Batch
@@ -106,20 +106,20 @@ class Written(NamedTuple):
     """None without rows, or if the batch was decided before."""
 
 
-def write_task(batch: Batch, token: Token, task: int) -> Steps[Written]:
+def write_task(batch: Batch, token: Token, task: int) -> Steps[TaskResult]:
     """Writes the rows of a task that has rows. Raises Superseded and BatchesOutOfOrder."""
     offset = yield from ask(AppendControl(Begin(batch, token)))
-    log = yield from ask(ReadControl(batch, offset))
-    if log.is_done or (log.valid is not None and not log.valid.lost):
-        return Written(batch, token, task, True, None)
-    _check_order(log)
-    if log.is_superseded(token):
+    state = yield from ask(ReadControl(batch, offset))
+    if state.is_done or (state.valid is not None and not state.valid.lost):
+        return TaskResult(batch, token, task, True, None)
+    _check_order(state)
+    if state.is_superseded(token):
         raise Superseded(_superseded(batch))
     rows = yield from ask(WriteRows(batch))
-    if (yield from _is_needed(batch, rows, log.valid)):
-        return Written(batch, token, task, True, rows)
+    if (yield from _is_needed(batch, rows, state.valid)):
+        return TaskResult(batch, token, task, True, rows)
     yield from ask(EndTransaction(rows.transaction, is_commit=False))
-    return Written(batch, token, task, True, None)
+    return TaskResult(batch, token, task, True, None)
 
 
 def _is_needed(batch: Batch, rows: TransactionRows, valid: ValidDecision | None) -> Steps[bool]:
@@ -130,8 +130,8 @@ def _is_needed(batch: Batch, rows: TransactionRows, valid: ValidDecision | None)
     """
     if valid is not None and rows.rows not in [one.rows for one in valid.winners if one.task in valid.lost]:
         return False
-    log = yield from ask(ReadControl(batch))
-    return not log.is_done and _offset(log.valid) == _offset(valid)
+    state = yield from ask(ReadControl(batch))
+    return not state.is_done and _offset(state.valid) == _offset(valid)
 
 
 def _offset(valid: ValidDecision | None) -> int:
@@ -142,7 +142,7 @@ def _offset(valid: ValidDecision | None) -> int:
 
 
 def commit_batch(
-    batch: Batch, token: Token, messages: Sequence[Written], *, skips_lost_rows: bool = False
+    batch: Batch, token: Token, messages: Sequence[TaskResult], *, skips_lost_rows: bool = False
 ) -> Steps[None]:
     """Commits the transactions of the tasks. Raises SinkError; then :func:`abort_batch` is to run.
 
@@ -153,19 +153,19 @@ def commit_batch(
         # No task has begun. Without this, a former attempt could commit its rows later.
         yield from ask(AppendControl(Begin(batch, token)))
     listed = yield from ask(ListTransactions(batch.query))
-    log = yield from ask(ReadControl(batch))
+    state = yield from ask(ReadControl(batch))
     written = _written(messages)
-    if log.is_done:
+    if state.is_done:
         # Those that form the batch are committed: this does not change their end.
         yield from _abort(written)
         return
-    _check_begun(log, token)
-    _check_order(log)
-    valid = log.valid
+    _check_begun(state, token)
+    _check_order(state)
+    valid = state.valid
     if valid is not None and not valid.lost:
         yield from _complete(batch, token, valid, written, skips_lost_rows=skips_lost_rows)
         return
-    if log.is_superseded(token):
+    if state.is_superseded(token):
         raise Superseded(_superseded(batch))
     decision, missing = _decision(batch, token, messages, valid)
     if missing and not skips_lost_rows:
@@ -174,39 +174,39 @@ def commit_batch(
     kept = {one.transaction for one in decision.winners}
     yield from _abort(one for one in listed if one not in kept)
     offset = yield from ask(AppendControl(decision))
-    log = yield from ask(ReadControl(batch, offset))
-    if offset not in log.valid_offsets or log.valid is None:
+    state = yield from ask(ReadControl(batch, offset))
+    if offset not in state.valid_offsets or state.valid is None:
         raise Superseded(_superseded(batch))
     skipped = frozenset(one.task for one in missing)
-    yield from _complete(batch, token, log.valid, written, skipped, skips_lost_rows=skips_lost_rows)
+    yield from _complete(batch, token, state.valid, written, skipped, skips_lost_rows=skips_lost_rows)
 
 
-def abort_batch(batch: Batch, token: Token, messages: Sequence[Written]) -> Steps[bool]:
+def abort_batch(batch: Batch, token: Token, messages: Sequence[TaskResult]) -> Steps[bool]:
     """Aborts the transactions of an attempt that do not form the batch.
 
     Returns False if some of them form it, or if the batch is done. Raises ControlRecordsLost.
     """
     offset = yield from ask(AppendControl(Abandon(batch, token)))
-    log = yield from ask(ReadControl(batch, offset))
+    state = yield from ask(ReadControl(batch, offset))
     written = _written(messages)
-    if log.is_done:
+    if state.is_done:
         # Those that form the batch are committed: this does not change their end.
         yield from _abort(written)
         return False
     if written:
-        _check_begun(log, token)
-    kept = set() if log.valid is None else {one.transaction for one in log.valid.winners}
+        _check_begun(state, token)
+    kept = set() if state.valid is None else {one.transaction for one in state.valid.winners}
     yield from _abort(one for one in written if one not in kept)
     return kept.isdisjoint(written)
 
 
-def _written(messages: Iterable[Written]) -> list[Transaction]:
+def _written(messages: Iterable[TaskResult]) -> list[Transaction]:
     """Returns the transactions of an attempt."""
     return [one.rows.transaction for one in messages if one.rows is not None]
 
 
 def _decision(
-    batch: Batch, token: Token, messages: Sequence[Written], valid: ValidDecision | None
+    batch: Batch, token: Token, messages: Sequence[TaskResult], valid: ValidDecision | None
 ) -> tuple[Decision, list[Winner]]:
     """Returns the decision of this attempt, and its winners that were lost and not written again.
 
@@ -273,26 +273,26 @@ def _complete(
     # Transactions of attempts that were not chosen. A later batch begins only after this one is done, so that
     # transactions listed before the read below belong to this batch.
     listed = yield from ask(ListTransactions(batch.query))
-    log = yield from ask(ReadControl(batch))
-    if log.is_done:
+    state = yield from ask(ReadControl(batch))
+    if state.is_done:
         yield from _abort(written)
         return
     if lost:
         tasks = frozenset(one.task for one in lost)
         yield from ask(AppendControl(Lost(batch, token, valid.offset, tasks)))
         raise RowsLost(_rows_lost(batch, lost))
-    if log.valid is None or log.valid.offset != valid.offset:
+    if state.valid is None or state.valid.offset != valid.offset:
         raise Superseded(_superseded(batch))
     yield from ask(AppendControl(Done(batch, token)))
     kept = {one.transaction for one in valid.winners}
     yield from _abort(one for one in listed if one not in kept)
-    yield from ask(DeleteControl(batch, tuple(log.obsolete)))
+    yield from ask(DeleteControl(batch, tuple(state.obsolete)))
 
 
 def _commit(winner: Winner) -> Steps[Outcome]:
     """Commits a transaction, unless it has ended already; returns its outcome."""
     ended = yield from ask(EndTransaction(winner.transaction, is_commit=True))
-    if ended is Ended.YES:
+    if ended is EndResult.ENDED:
         return Outcome.COMMITTED
     return (yield from ask(FindOutcome(winner)))
 
@@ -302,22 +302,22 @@ def _abort(transactions: Iterable[Transaction]) -> Steps[None]:
         yield from ask(EndTransaction(one, is_commit=False))
 
 
-def _check_begun(log: BatchLog, token: Token) -> None:
-    if not log.has_begun(token):
+def _check_begun(state: BatchState, token: Token) -> None:
+    if not state.has_begun(token):
         raise ControlRecordsLost(
-            f"the control topic has no record of this attempt to write batch {log.batch.number} of"
-            f" {log.batch.query} any more: was the control topic deleted? The transactions of the attempt"
+            f"the control topic has no record of this attempt to write batch {state.batch.number} of"
+            f" {state.batch.query} any more: was the control topic deleted? The transactions of the attempt"
             " stay open, because they may form the batch: compare the batch with what readers of the target"
             " topics get before you start the query again"
         )
 
 
-def _check_order(log: BatchLog) -> None:
-    first = log.to_complete_first
+def _check_order(state: BatchState) -> None:
+    first = state.to_complete_first
     if first is not None:
         raise BatchesOutOfOrder(
-            f"batch {first} of {log.batch.query} was begun and never completed, so that batch"
-            f" {log.batch.number} cannot be written: write batch {first} again first"
+            f"batch {first} of {state.batch.query} was begun and never completed, so that batch"
+            f" {state.batch.number} cannot be written: write batch {first} again first"
         )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from tidemill.pipeline.exactly_once.batch_log import BatchLog
+from tidemill.pipeline.exactly_once.batch_state import BatchState
 from tidemill.pipeline.exactly_once.control_records import (
     Batch,
     ControlRecord,
@@ -37,7 +37,7 @@ class AppendControl(Request[int]):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadControl(Request[BatchLog]):
+class ReadControl(Request[BatchState]):
     """Reads the control records of the query up to an offset (inclusive), or to the end of the log."""
 
     batch: Batch
@@ -78,11 +78,11 @@ class ListTransactions(Request[tuple[Transaction, ...]]):
     query: str
 
 
-class Ended(Enum):
+class EndResult(Enum):
     """The result of EndTxn."""
 
-    YES = "the transaction has ended as requested"
-    GONE = "it had ended before, or its producer was fenced"
+    ENDED = "the transaction has ended as requested"
+    ENDED_BEFORE = "it had ended before, or its producer was fenced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class IsOpen(Request[bool]):
 
 
 @dataclass(frozen=True, slots=True)
-class EndTransaction(Request[Ended]):
+class EndTransaction(Request[EndResult]):
     """Commits or aborts the transaction of exactly this producer id and epoch."""
 
     transaction: Transaction

@@ -1,4 +1,4 @@
-"""Carries out the requests of the protocol on the target cluster."""
+"""Executes the requests of the protocol on the target cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidemill.pipeline.exactly_once.missing_rights import needs
 from tidemill.pipeline.exactly_once.requests import (
     AppendControl,
     DeleteControl,
-    Ended,
+    EndResult,
     EndTransaction,
     FindOutcome,
     IsOpen,
@@ -33,7 +33,7 @@ from tidemill.pipeline.exactly_once.requests import (
 )
 from tidemill.pipeline.exactly_once.task_transaction import write_in_transaction
 from tidemill.pipeline.exactly_once.transactional_ids import pattern_of, unused_id
-from tidemill.pipeline.message_columns import missing_topics_refused
+from tidemill.pipeline.sink_columns import missing_topics_refused
 from tidemill.pipeline.sink_options import SinkOptions
 from tidemill.wire.list_offset_timestamps import LATEST
 
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 ONGOING: Final = "Ongoing"
-PATIENCE_S: Final = 60.0
+RETRY_TIMEOUT_S: Final = 60.0
 """For so long a request is repeated while coordinators or leaders move, or markers are written."""
-GONE: Final = frozenset(
+ENDED_BEFORE: Final = frozenset(
     {
         ErrorCode.INVALID_PRODUCER_EPOCH,
         ErrorCode.INVALID_TXN_STATE,
@@ -58,7 +58,7 @@ GONE: Final = frozenset(
 )
 """The errors of EndTxn for a transaction that has ended before."""
 
-Parts = Iterable[tuple[str, "pa.RecordBatch"]]
+RowsByTopic = Iterable[tuple[str, "pa.RecordBatch"]]
 """The rows of a task, by topic."""
 
 
@@ -72,8 +72,8 @@ class SinkCluster:
         self._query = query
         self._control = ControlTopic(options.client, control_topic, query)
 
-    def run(self, steps: Steps[ResultT], rows: Parts = ()) -> ResultT:
-        """Carries out all requests of the steps and returns their result. ``rows`` are those of a task."""
+    def run(self, steps: Steps[ResultT], rows: RowsByTopic = ()) -> ResultT:
+        """Executes all requests of the steps and returns their result. ``rows`` are those of a task."""
         result: Any = None
         while True:
             try:
@@ -81,10 +81,10 @@ class SinkCluster:
             except StopIteration as end:
                 found: ResultT = end.value
                 return found
-            result = self.carry_out(request, rows)
+            result = self.execute(request, rows)
 
-    def carry_out(self, request: Request[Any], rows: Parts) -> Any:
-        """Carries out a request and returns its result."""
+    def execute(self, request: Request[Any], rows: RowsByTopic) -> Any:
+        """Executes a request and returns its result."""
         match request:
             case AppendControl(record):
                 return self._control.append(record)
@@ -104,7 +104,7 @@ class SinkCluster:
                 return self._find_outcome(winner.sample)
         raise TypeError(f"an unknown request: {request}")
 
-    def _write(self, batch: Batch, rows: Parts) -> TransactionRows:
+    def _write(self, batch: Batch, rows: RowsByTopic) -> TransactionRows:
         name = unused_id(self._id_prefix, self._query, batch.number)
         creates = str(self._options.create_topics).lower()
         topic = self._options.topic or "of each row"
@@ -118,7 +118,7 @@ class SinkCluster:
         with self._needs_write_on_ids(), pooled_admin(self._client) as admin:
             return tuple(
                 one
-                for listing in repeated(lambda: self._listings(admin), PATIENCE_S)
+                for listing in repeated(lambda: self._listings(admin), RETRY_TIMEOUT_S)
                 if (one := _open_transaction(admin, listing.transactional_id)) is not None
             )
 
@@ -139,20 +139,20 @@ class SinkCluster:
         with self._needs_write_on_ids(), pooled_admin(self._client) as admin:
             return _open_transaction(admin, transaction.transactional_id) == transaction
 
-    def _end(self, transaction: Transaction, *, is_commit: bool) -> Ended:
+    def _end(self, transaction: Transaction, *, is_commit: bool) -> EndResult:
         name, producer_id, epoch = transaction
         with self._needs_write_on_ids(), pooled_admin(self._client) as admin:
             try:
                 admin.end_transaction(name, PreparedTransaction(producer_id, epoch), is_commit=is_commit)
             except ClientError as problem:
-                if problem.code in GONE:
-                    return Ended.GONE
+                if problem.code in ENDED_BEFORE:
+                    return EndResult.ENDED_BEFORE
                 raise
-        return Ended.YES
+        return EndResult.ENDED
 
     def _find_outcome(self, sample: Place) -> Outcome:
         """Reads the sample. Its marker may still be written, or an earlier transaction may be open."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + RETRY_TIMEOUT_S
         while True:
             with needs("Read", topic=sample.topic):
                 outcome = self._outcome(sample)

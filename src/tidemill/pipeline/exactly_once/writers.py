@@ -18,9 +18,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from tidemill.model.errors import ConfigError
 from tidemill.pipeline.exactly_once.control_records import Batch, Token
 from tidemill.pipeline.exactly_once.control_topic import ensure_control_topic
-from tidemill.pipeline.exactly_once.protocol import Written, abort_batch, commit_batch, write_task
+from tidemill.pipeline.exactly_once.protocol import TaskResult, abort_batch, commit_batch, write_task
 from tidemill.pipeline.exactly_once.sink_cluster import SinkCluster
-from tidemill.pipeline.message_columns import by_topic
+from tidemill.pipeline.sink_columns import rows_by_topic
 from tidemill.pipeline.sink_options import ExactlyOnce, SinkOptions
 from tidemill.pipeline.stream_arrow_writer import DataSourceStreamArrowWriter
 from tidemill.pipeline.worker_process import prepare_for_next_task
@@ -34,10 +34,10 @@ QUERY_PROPERTY, BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId
 """Spark's local properties of the tasks of a micro-batch."""
 
 
-class WrittenTask(WriterCommitMessage):
+class TaskCommitMessage(WriterCommitMessage):
     """The message of a task."""
 
-    def __init__(self, written: Written) -> None:
+    def __init__(self, written: TaskResult) -> None:
         self.written = written
 
 
@@ -46,7 +46,7 @@ class Attempt(NamedTuple):
 
     batch: Batch
     token: Token
-    messages: list[Written]
+    messages: list[TaskResult]
 
     def __str__(self) -> str:
         rows = sum(one.rows.rows.rows for one in self.messages if one.rows is not None)
@@ -63,13 +63,13 @@ class _WriterBase:
         self._token = Token(uuid.uuid4().hex)
         ensure_control_topic(options.client, delivery.control_topic)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenTask:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
         try:
-            return WrittenTask(self._write(iterator))
+            return TaskCommitMessage(self._write(iterator))
         finally:
             prepare_for_next_task()
 
-    def _write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def _write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
         context = TaskContext.get()
         if context is None:
             raise RuntimeError("a task of Spark has a context")
@@ -77,16 +77,16 @@ class _WriterBase:
         filled = (one for one in iterator if one.num_rows)
         first = next(filled, None)
         if first is None:
-            return Written(batch, self._token, task, False, None)
+            return TaskResult(batch, self._token, task, False, None)
         rows = self._rows_by_topic(first, filled)
         return self._cluster(batch).run(write_task(batch, self._token, task), rows)
 
     def _rows_by_topic(
         self, first: pa.RecordBatch, others: Iterable[pa.RecordBatch]
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
-        yield from by_topic(self._options.topic, self._columns, first)
+        yield from rows_by_topic(self._options.topic, self._columns, first)
         for batch in others:
-            yield from by_topic(self._options.topic, self._columns, batch)
+            yield from rows_by_topic(self._options.topic, self._columns, batch)
 
     def _batch(self, context: TaskContext) -> Batch:
         """Returns the batch that a task writes."""
@@ -146,7 +146,7 @@ class ExactlyOnceStreamWriter(_WriterBase, DataSourceStreamArrowWriter):
 
 def _attempt(messages: Sequence[WriterCommitMessage | None]) -> Attempt | None:
     """Returns the attempt whose tasks have sent these messages; None without messages."""
-    written = [one.written for one in messages if isinstance(one, WrittenTask)]
+    written = [one.written for one in messages if isinstance(one, TaskCommitMessage)]
     if not written:
         return None
     return Attempt(written[0].batch, written[0].token, written)

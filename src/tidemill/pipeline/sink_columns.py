@@ -95,7 +95,7 @@ def checked_columns(options: SinkOptions, schema: StructType) -> tuple[str, ...]
     return tuple(name for name in kinds if name not in IGNORED_COLUMNS)
 
 
-def by_topic(
+def rows_by_topic(
     fixed: str | None, columns: tuple[str, ...], batch: pa.RecordBatch
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Splits the rows of a batch by topic. Raises InvalidRecord for a row without a topic."""

@@ -1,4 +1,4 @@
-"""The meaning of the control topic's records for one batch: which attempt is valid, and which is superseded.
+"""The state of one batch by the records of the control topic: which attempt is valid, which is superseded.
 
 The order of the records decides, and each reader that has read up to the same record decides the same:
 
@@ -46,8 +46,8 @@ class ValidDecision(NamedTuple):
         return self.decision.winners
 
 
-class BatchLog:
-    """The control records of one batch, up to an offset of the control partition.
+class BatchState:
+    """The state of one batch at an offset of the control partition.
 
     ``stored`` are the records of the query in the order of their offsets. Of other batches they tell which
     are done, and which one is to be completed first.

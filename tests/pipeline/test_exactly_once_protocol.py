@@ -26,6 +26,8 @@ class PlantedFault(NamedTuple):
     replacement: str
     second: tuple[str, str] | None = None
     """Another text with its replacement, where a rule is checked twice."""
+    first_seed: int = 0
+    """The seeds are tried from this one on: few seeds find a fault that needs a rare order of events."""
 
 
 FAULTS = {
@@ -143,6 +145,7 @@ FAULTS = {
     listed = yield from ask(ListTransactions(batch.query))
     if lost:
 """,
+        first_seed=3600,
     ),
     "written-after-done": PlantedFault(
         "A task aborts what it has written after the batch was done.",
@@ -155,6 +158,7 @@ FAULTS = {
         protocol,
         "    return not state.is_done and _offset(state.valid) == _offset(valid)\n",
         "    return not state.is_done\n",
+        first_seed=2900,
     ),
     "empty-attempt-does-not-begin": PlantedFault(
         "An attempt without rows begins as well.",
@@ -205,4 +209,5 @@ def test_each_row_is_committed_once(first: int) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_rule_is_needed(name: str) -> None:
     code = with_fault(FAULTS[name])
-    assert any(faults_of(seed, code) for seed in range(FAULT_SEEDS)), FAULTS[name].rule
+    seeds = range(FAULTS[name].first_seed, FAULTS[name].first_seed + FAULT_SEEDS)
+    assert any(faults_of(seed, code) for seed in seeds), FAULTS[name].rule

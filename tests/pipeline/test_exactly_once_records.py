@@ -35,6 +35,7 @@ from tidemill.pipeline.exactly_once.control_records import (
 )
 from tidemill.pipeline.exactly_once.missing_rights import needs
 from tidemill.pipeline.exactly_once.row_checksum import Headers, RowChecksum
+from tidemill.pipeline.process_local import ProcessLocal
 
 BATCH, TOKEN = Batch("q ü", 7), Token("token")
 WINNER = Winner(3, Transaction("id", 1 << 40, 5), RowSet(10, (1 << 64) - 1), Place("t", 2, 99))
@@ -212,7 +213,7 @@ def test_authorization_errors_name_the_missing_right(code: ErrorCode, added: str
 
 
 def test_an_id_is_used_again_for_a_later_batch_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactional_ids, "_used", {})
+    monkeypatch.setattr(transactional_ids, "_worker", ProcessLocal(transactional_ids.Worker))
     first = transactional_ids.unused_id("p", "q", 1)
     second = transactional_ids.unused_id("p", "q", 1)
     assert first != second

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from tidemill.client.errors import ClientError
+from tidemill.pipeline.process_local import ProcessLocal
 
 if TYPE_CHECKING:
     from tidemill.client.admin import Admin
@@ -49,31 +49,29 @@ class ClientPool(Generic[ClientT]):
 
     def __init__(self, open_client: Callable[[Mapping[str, str]], ClientT]) -> None:
         self._open = open_client
-        self._idle: dict[tuple[tuple[str, str], ...], ClientT] = {}
-        self._process = 0
+        self._idle: ProcessLocal[dict[tuple[tuple[str, str], ...], ClientT]] = ProcessLocal(dict)
         atexit.register(self._close_idle)
 
     @contextmanager
     def borrow(self, config: Mapping[str, str]) -> Iterator[ClientT]:
         """Borrows a client; returns it to the pool unless the block raised or ended early."""
-        if self._process != os.getpid():
-            self._idle, self._process = {}, os.getpid()
+        idle = self._idle.value
         name = tuple(sorted(config.items()))
-        client = self._idle.pop(name, None) or self._open(config)
+        client = idle.pop(name, None) or self._open(config)
         try:
             yield client
         except BaseException:
             client.close()
             raise
-        if len(self._idle) >= IDLE_MAX or name in self._idle:
+        if len(idle) >= IDLE_MAX or name in idle:
             client.close()
         else:
-            self._idle[name] = client
+            idle[name] = client
 
     def _close_idle(self) -> None:
-        if self._process == os.getpid():
-            while self._idle:
-                self._idle.popitem()[1].close()
+        idle = self._idle.value
+        while idle:
+            idle.popitem()[1].close()
 
 
 def open_cluster(client: Mapping[str, str]) -> RangeReader:

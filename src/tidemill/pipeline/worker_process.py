@@ -14,16 +14,17 @@ directories of all zip files on the path again. Spark's own jar with thousands o
 from __future__ import annotations
 
 import gc
-import os
+import itertools
 import sys
 import zipimport
+
+from tidemill.pipeline.process_local import ProcessLocal
 
 DAEMON = "pyspark.daemon"
 """The main module of the process that forks worker processes, and of the workers."""
 
-_tasks = 0
-_process = 0
-"""The number of finished tasks of this process. A forked worker counts its own tasks."""
+_numbers = ProcessLocal(lambda: itertools.count(1))
+"""The numbers of the tasks of this process."""
 
 
 def prepare_for_next_task() -> None:
@@ -31,14 +32,10 @@ def prepare_for_next_task() -> None:
 
     Does nothing outside PySpark's daemon and the workers that it forks.
     """
-    global _tasks, _process
     if getattr(sys.modules["__main__"].__spec__, "name", "") != DAEMON:
         return
-    if _process != os.getpid():
-        _tasks, _process = 0, os.getpid()
-    _tasks += 1
     _forget_zip_importers()
-    if _tasks == 2:
+    if next(_numbers.value) == 2:
         # The first task imports the modules; after the second, all permanent objects exist. Collect garbage
         # first: frozen objects are never collected.
         gc.collect()

@@ -6,7 +6,6 @@ broker aborts it after ``transaction.timeout.ms``: here 15 minutes, the most tha
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +17,7 @@ from tidemill.model.errors import ErrorCode
 from tidemill.pipeline.exactly_once.control_records import Place, Transaction
 from tidemill.pipeline.exactly_once.requests import TransactionRows
 from tidemill.pipeline.exactly_once.row_checksum import RowChecksum
+from tidemill.pipeline.process_local import ProcessLocal
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,9 +35,8 @@ NO_TWO_PHASE_COMMIT: Final = (
 )
 """The errors of a cluster without two-phase commit, or that does not allow it."""
 
-_refusals: set[str] = set()
+_refusals: ProcessLocal[set[str]] = ProcessLocal(set)
 """The bootstrap servers of clusters that have refused a two-phase commit to this process."""
-_process = 0
 
 
 def write_in_transaction(
@@ -85,18 +84,14 @@ def _sample(sent: BulkDelivery) -> Place:
 
 def _begun(client: Mapping[str, str], transactional_id: str) -> Producer:
     """Returns a producer with an open transaction: without timeout, if the cluster allows that."""
-    global _process
-    if _process != os.getpid():
-        _refusals.clear()
-        _process = os.getpid()
-    servers = client["bootstrap.servers"]
-    if KEYS[TWO_PHASE_COMMIT].parse(client.get(TWO_PHASE_COMMIT, "true")) and servers not in _refusals:
+    servers, refusals = client["bootstrap.servers"], _refusals.value
+    if KEYS[TWO_PHASE_COMMIT].parse(client.get(TWO_PHASE_COMMIT, "true")) and servers not in refusals:
         try:
             return _opened(client, transactional_id, {TWO_PHASE_COMMIT: "true"})
         except ClientError as problem:
             if problem.code not in NO_TWO_PHASE_COMMIT:
                 raise
-            _refusals.add(servers)
+            refusals.add(servers)
     timeout_ms = client.get("transaction.timeout.ms", str(TIMEOUT_MS))
     return _opened(
         client, transactional_id, {TWO_PHASE_COMMIT: "false", "transaction.timeout.ms": timeout_ms}

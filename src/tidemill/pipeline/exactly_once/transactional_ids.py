@@ -8,17 +8,25 @@ each id, for a week by default.
 
 from __future__ import annotations
 
-import os
 import re
 import uuid
 from typing import Final
 
+from tidemill.pipeline.process_local import ProcessLocal
+
 WORKER_DIGITS: Final = 16
 
-_worker = ""
-_process = 0
-_used: dict[str, dict[str, int]] = {}
-"""By the prefix of a query: the last batch of each id of this process."""
+
+class Worker:
+    """A Python process with its ids."""
+
+    def __init__(self) -> None:
+        self.name = uuid.uuid4().hex[:WORKER_DIGITS]
+        self.used: dict[str, dict[str, int]] = {}
+        """By the prefix of a query: the last batch of each id."""
+
+
+_worker = ProcessLocal(Worker)
 
 
 def pattern_of(prefix: str, query: str) -> str:
@@ -31,13 +39,9 @@ def pattern_of(prefix: str, query: str) -> str:
 
 def unused_id(prefix: str, query: str, batch: int) -> str:
     """Returns an id that no other attempt uses, and that this process has used for earlier batches only."""
-    global _worker, _process, _used
-    if _process != os.getpid():
-        # Spark forks its workers from one process.
-        _worker, _process, _used = uuid.uuid4().hex[:WORKER_DIGITS], os.getpid(), {}
-    start = _start_of(prefix, query)
-    used = _used.setdefault(start, {})
-    name = next((one for one, last in used.items() if last < batch), f"{start}{_worker}-{len(used)}")
+    worker, start = _worker.value, _start_of(prefix, query)
+    used = worker.used.setdefault(start, {})
+    name = next((one for one, last in used.items() if last < batch), f"{start}{worker.name}-{len(used)}")
     used[name] = batch
     return name
 

@@ -65,8 +65,6 @@ METADATA_TIMEOUT_S: Final = 10.0
 """For so long a client waits until its broker knows a new control topic."""
 ROWS_MAX: Final = 10_000
 BYTES_MAX: Final = 4 << 20
-
-
 QUERIES_MAX: Final = 16
 """The maximum number of queries whose records a process keeps."""
 
@@ -137,9 +135,9 @@ class ControlTopic:
                 end = cluster.list_offsets({self._partition: LATEST})[self._partition]
             else:
                 end = up_to + 1
-            return BatchState(batch, self._records(cluster, end).stored)
+            return BatchState(batch, self._stored(cluster, end))
 
-    def _records(self, cluster: RangeReader, end: int) -> CompactedRecords:
+    def _stored(self, cluster: RangeReader, end: int) -> list[StoredRecord]:
         """Returns the records of the query before an offset."""
         place = (self._client["bootstrap.servers"], self._name, self._query)
         # Another thread reads the whole partition meanwhile; after an error, the next call does.
@@ -150,12 +148,13 @@ class ControlTopic:
             start = cluster.list_offsets({self._partition: EARLIEST})[self._partition]
             last = self._add(records, self._raw(cluster, start, end))
             if last is None:
-                return records
+                return []
             after = ReadUpTo(records, last)
+        stored = list(after.records.stored)
         _read[place] = after
         if len(_read) > QUERIES_MAX:
             _read.pop(next(iter(_read)))
-        return after.records
+        return stored
 
     def _continued(self, cluster: RangeReader, before: ReadUpTo, end: int) -> ReadUpTo | None:
         """Continues to read; returns None unless the log still has the last record before ``end``."""

@@ -15,12 +15,12 @@ from tidemill.client.group_offsets import OffsetAndMetadata
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.batch_planning import ClusterView
-from tidemill.pipeline.mirror import copy_source
 from tidemill.pipeline.mirror.copy_options import CopyOptions, parse_copy_options
 from tidemill.pipeline.mirror.copy_planning import (
     CopyTask,
     MirrorPosition,
     MirrorView,
+    copied_beyond_source,
     log_starts_behind,
     longer_than_source,
     next_position,
@@ -262,7 +262,9 @@ def test_a_recreated_topic_stops_the_mirror() -> None:
 
 
 def test_a_source_that_is_shorter_than_its_mirror_is_an_error() -> None:
-    (problem,) = longer_than_source(view({0: (0, 10), 1: (0, 3)}, {0: (0, 10), 1: (0, 4)}))
+    seen = view({0: (0, 10), 1: (0, 3)}, {0: (0, 10), 1: (0, 4)})
+    assert copied_beyond_source(seen) == {item(1): 4}
+    (problem,) = longer_than_source(seen, {item(1)})
     assert "east.t-1 ends at 4, and its source t-1 at 3" in problem
 
 
@@ -398,13 +400,11 @@ def test_a_mirror_that_is_promoted_keeps_its_log_start(code: ErrorCode, ends: bo
 
 
 @pytest.mark.parametrize("promoted", [True, False])
-def test_a_mirror_that_is_promoted_may_be_longer_than_its_source(
-    monkeypatch: pytest.MonkeyPatch, promoted: bool
-) -> None:
-    monkeypatch.setattr(copy_source, "OUTAGE_PAUSE_S", 0.0)
+def test_a_mirror_that_is_promoted_may_be_longer_than_its_source(promoted: bool) -> None:
     clusters: Any = object.__new__(MirroredClusters)
     clusters._names, clusters._compacted, clusters._next_sync_s = {"t": "t"}, set(), float("inf")
     clusters._options = Mock(topics_interval_s=10.0)
+    clusters._shorter = Mock(lost=set)
     state = {"tidemill.mirror.state": "promoting"} if promoted else MIRROR
     clusters._topics = Mock(run=lambda: plan({"t": TopicState(1, 1, {})}, {"t": TopicState(1, 1, state)}))
     longer, without = view({0: (0, 9)}, {0: (0, 10)}), view({}, {})

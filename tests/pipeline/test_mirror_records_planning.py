@@ -7,6 +7,7 @@ from collections.abc import Collection
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, call
 
@@ -26,10 +27,10 @@ from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.batch_planning import ClusterView
-from tidemill.pipeline.mirror import cluster_observer, outages, record_query, record_source, topic_sync
+from tidemill.pipeline.mirror import cluster_observer, loops, outages, record_query, record_source, topic_sync
 from tidemill.pipeline.mirror.checkpoint_clusters import CLUSTERS_FILE, ClusterIds, refuse_other_clusters
 from tidemill.pipeline.mirror.copy_options import CopyOptions
-from tidemill.pipeline.mirror.loops import mark_topics, marked_topics, refuse_same_cluster
+from tidemill.pipeline.mirror.loops import KnownMarks, mark_topics, marked_topics, refuse_same_cluster
 from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource
 from tidemill.pipeline.mirror.query_failures import Verdict, verdict_on
 from tidemill.pipeline.mirror.record_planning import MirrorDataLoss, changes_of, plan_advance, plan_batch
@@ -149,9 +150,11 @@ class Clusters:
 
     def __init__(self, *views: ClusterView | ClientError) -> None:
         self.views = list(views)
+        self.shorter = Mock(lost=lambda shorter: set(shorter) if len(self.views) == 1 else set())
+        """What is shorter in the last view has lost records."""
 
-    def view(self, planned: Collection[str] = ()) -> ClusterView:
-        self.planned = planned
+    def view(self, planned: Collection[str] = (), needed: Collection[TopicPartition] = ()) -> ClusterView:
+        self.planned, self.needed = planned, needed
         seen = self.views.pop(0) if len(self.views) > 1 else self.views[0]
         if isinstance(seen, ClientError):
             raise seen
@@ -207,13 +210,20 @@ def test_an_error_that_stays_ends_the_query(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_shorter_source_is_a_loss_once_it_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    short, whole = view({T0: 0}, {T0: 5}), view({T0: 0}, {T0: 9})
+    both = {T0: 0, T1: 0}
+    short, whole = view(both, {T0: 5, T1: 3}), view(both, {T0: 9, T1: 5})
     start = position({T0: 9}).to_json()
-    assert reader_of(monkeypatch, short, whole).latestOffset(start) == start
+    # It is not known yet, and the other partition is read.
+    reader = reader_of(monkeypatch, short, short, whole, whole)
+    after = reader.latestOffset(start)
+    assert parse_position(after).offsets() == {T0: 9, T1: 3}
+    # A query that ends waits until it is known.
+    reader._target = {T0: 9, T1: 5}
+    assert parse_position(reader.latestOffset(after)).offsets() == {T0: 9, T1: 5}
     with pytest.raises(MirrorDataLoss, match="t-0 ends at 5, before the position 9"):
         reader_of(monkeypatch, short).latestOffset(start)
     accepting = reader_of(monkeypatch, short, fail_on_data_loss=False)
-    assert parse_position(accepting.latestOffset(start)).offsets() == {T0: 5}
+    assert parse_position(accepting.latestOffset(start)).offsets() == {T0: 5, T1: 3}
 
 
 def test_records_that_are_deleted_after_the_plan_are_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,12 +241,12 @@ def test_a_planned_topic_is_read_even_if_it_is_not_selected_any_more(monkeypatch
     first, last = (StreamPosition({**one.topics, **unmoved}).to_json() for one in (start, end))
     reader = reader_of(monkeypatch, view({T0: 0}, {T0: 9}))
     assert [(one.start, one.end) for one in reader.partitions(first, last)] == [(5, 9)]
-    assert reader._clusters.planned == {"t"}
+    assert (reader._clusters.planned, reader._clusters.needed) == ({"t"}, {T0})
     clusters: Any = object.__new__(record_source.RecordClusters)
     clusters._names, clusters._next_sync_s, clusters._partitions = {"a": "a"}, float("inf"), {"a": 1}
-    clusters._source = Mock()
+    clusters._source, clusters._target = Mock(held_back={}), Mock(describe=Mock(return_value={}))
     clusters._source.describe.side_effect = lambda names: dict.fromkeys(names, TopicView(ID, 1))
-    clusters._source.list_offsets.side_effect = lambda wanted: dict.fromkeys(wanted, 9)
+    clusters._source.list.side_effect = lambda items, _time_ms: dict.fromkeys(items, 9)
     assert set(clusters.view({"t"}).topic_ids) == {"a", "t"}
     assert set(clusters.view().topic_ids) == {"a"}
 
@@ -314,12 +324,16 @@ class Cluster:
     def describe_cluster(self) -> Cluster:
         return self
 
-    def alter_group_offsets(self, group: str, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
+    def alter_group_offsets(
+        self, group: str, offsets: dict[TopicPartition, OffsetAndMetadata], timeout: float | None = None
+    ) -> None:
         if self.failure is not None:
             raise self.failure
         self.committed.setdefault(group, {}).update(offsets)
 
-    def group_offsets(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
+    def group_offsets(
+        self, group: str, timeout: float | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
         if self.failure is not None:
             raise self.failure
         return self.committed.get(group, {})
@@ -368,7 +382,7 @@ def test_marks_are_found_whatever_the_names(
     state = {"source1.t": TopicState(1, 1, {})}
     monkeypatch.setattr(topic_sync, "read_topics", lambda _admin, _wanted: state)
     monkeypatch.setattr(topic_sync, "read_topics_named", lambda _admin, _names: {})
-    monkeypatch.setattr(topic_sync, "marked_topics", lambda _source, _target: {"source1.t"})
+    monkeypatch.setattr(loops, "marked_topics", lambda _source, _target, _known: {"source1.t"})
     sync: Any = topic_sync.TopicSync(Mock(), Mock(), ALL_NAMES, names, same_offsets=same_offsets)
     sync._settings = lambda: SETTINGS._replace(same_offsets=same_offsets)
     _, refused = sync.existing()
@@ -395,6 +409,32 @@ def test_marks_that_are_not_allowed_do_not_stop_a_mirror_but_an_outage_waits() -
         mark_topics(here, cut, ["t"])
     with pytest.raises(BrokerUnreachable):
         marked_topics(cut, here)
+
+
+def test_marks_that_were_read_are_kept_while_their_coordinator_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here: Any = Cluster("here")
+    there: Any = Cluster("there")
+    mark_topics(there, here, ["t"])
+    marks = KnownMarks(here, there)
+    assert marks.topics() == {"t"}
+    now, asked = [1_000.0], Mock(side_effect=BrokerUnreachable("cut"))
+    monkeypatch.setattr(loops, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
+
+    def wait(*_: Any, **__: Any) -> None:
+        now[0] += loops.COORDINATOR_S
+        asked()
+
+    here.group_offsets = wait
+    for _ in range(3):
+        assert marks.topics() == {"t"}
+    assert asked.call_count == 1
+    now[0] += loops.MARK_S
+    assert marks.topics() == {"t"}
+    assert asked.call_count == 2
+    with pytest.raises(BrokerUnreachable):
+        KnownMarks(here, there).topics()
 
 
 def test_a_cluster_is_recognized_by_its_id() -> None:
@@ -530,8 +570,8 @@ def test_the_end_of_a_batch_is_that_after_its_markers(
     monkeypatch.setattr(record_query, "STABLE_S", patience_s)
     copy = CopyOptions({"bootstrap.servers": "a:1"}, {"bootstrap.servers": "b:1"}, ALL_NAMES, TargetNames())
     clients = record_query.RecordClients(copy)
-    clients._target_ends = Mock(list_offsets=Mock(side_effect=[{T0: 11}, {T0: 11}, {T0: 12}]))
-    clients._target = Mock(list_offsets=Mock(side_effect=[{T0: 7}, {T0: 7}, {T0: 12}]))
+    clients._target_ends = Mock(list_some=Mock(side_effect=[{T0: 11}, {T0: 11}, {T0: 12}]))
+    clients._target = Mock(list_some=Mock(side_effect=[{T0: 7}, {T0: 7}, {T0: 12}]))
     assert clients.target_ends([T0]) == {T0: end}
 
 

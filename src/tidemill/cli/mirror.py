@@ -278,7 +278,8 @@ def _line(one: SourceProgress) -> str:
     if one.lag is None:
         return f"{one.alias}: starting"
     lag = f"{one.lag.total:,} messages, {one.lag.seconds_max:.0f} s behind" if one.lag.total else "up to date"
-    return f"{one.alias}: {one.topics} topics, {one.records:,} messages copied, {lag}"
+    held = f", {counted(len(one.lag.held_back), 'partition')} held back" if one.lag.held_back else ""
+    return f"{one.alias}: {one.topics} topics, {one.records:,} messages copied, {lag}{held}"
 
 
 def _table(one: SourceProgress) -> Mapping[str, Any]:
@@ -290,6 +291,7 @@ def _table(one: SourceProgress) -> Mapping[str, Any]:
         "group_positions": one.positions,
         "lag_messages": None if one.lag is None else one.lag.total,
         "lag_seconds": None if one.lag is None else round(one.lag.seconds_max, 3),
+        "held_back": {} if one.lag is None else {str(item): why for item, why in one.lag.held_back.items()},
         "refused": dict(one.refused),
         "waiting": one.waiting,
     }

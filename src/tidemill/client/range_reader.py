@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,8 +30,9 @@ from tidemill.client.errors import (
     error_for,
 )
 from tidemill.client.group_commits import commit_offsets, offsets_to_commit
+from tidemill.client.leader_log_ends import leader_log_ends
 from tidemill.client.network_client import DATA, NetworkClient
-from tidemill.client.offsets import list_offsets
+from tidemill.client.offsets import list_offsets, list_offsets_or_failures
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.model.unpacked_limit import UNPACKED_KEY
@@ -59,6 +60,8 @@ class TopicView(NamedTuple):
 
     topic_id: bytes | None
     partitions: int
+    leaderless: frozenset[int] = frozenset()
+    """The partitions that have no leader."""
 
 
 class RangeReader:
@@ -137,7 +140,11 @@ class RangeReader:
                 raise problem
             network_client.back_off(problem, deadline)
         return {
-            name: TopicView(None if found.topic_id == ZERO_ID else found.topic_id, len(found.partitions))
+            name: TopicView(
+                None if found.topic_id == ZERO_ID else found.topic_id,
+                len(found.partitions),
+                frozenset(one.partition for one in found.partitions if one.leader < 0),
+            )
             for name in topics
             if (found := network_client.topics.get(name)) is not None
         }
@@ -151,6 +158,28 @@ class RangeReader:
             self._network_client, wanted, self._deadline(), committed_only=self.committed_only
         )
         return {item: place.offset for item, place in found.items()}
+
+    def list_offsets_or_failures(
+        self, wanted: Mapping[TopicPartition, int], timeout_s: float
+    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, ClientError]]:
+        """As :meth:`list_offsets`, but returns the errors of the partitions that fail, also of those whose
+        leader has not answered within ``timeout_s``.
+        """
+        found = list_offsets_or_failures(
+            self._network_client,
+            wanted,
+            time.monotonic() + min(timeout_s, self._timeout),
+            committed_only=self.committed_only,
+        )
+        return {item: place.offset for item, place in found.offsets.items()}, found.failures
+
+    def leader_log_ends(self, items: Iterable[TopicPartition], timeout_s: float) -> dict[TopicPartition, int]:
+        """Returns the log ends of leaders, above the high watermarks; omits those that are not known.
+
+        See :mod:`.leader_log_ends`.
+        """
+        deadline = time.monotonic() + min(timeout_s, self._timeout)
+        return leader_log_ends(self._network_client, items, deadline)
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int], timeout: float | None = None) -> None:
         """Commits offsets for a group without members, so that lag tools see the progress of a stream.

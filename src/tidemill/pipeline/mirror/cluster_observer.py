@@ -15,8 +15,16 @@ from tidemill.pipeline.mirror.checkpoint_clusters import refuse_other_clusters
 from tidemill.pipeline.mirror.copy_source import every_record
 from tidemill.pipeline.mirror.group_sync import GroupSync, Positions, same_positions
 from tidemill.pipeline.mirror.loops import mark_topics, refuse_same_cluster
-from tidemill.pipeline.mirror.mirror_lag import MirrorLag, log_ends, measure_lag, measure_record_lag
+from tidemill.pipeline.mirror.mirror_lag import (
+    NO_LAG,
+    MirrorLag,
+    log_ends,
+    measure_lag,
+    measure_record_lag,
+)
 from tidemill.pipeline.mirror.position_translation import MergedPositions, PositionTranslation
+from tidemill.pipeline.mirror.reachable_offsets import ReachableOffsets, no_leader
+from tidemill.pipeline.mirror.record_planning import waiting_for_target
 from tidemill.pipeline.mirror.record_query import RecordQuery
 from tidemill.pipeline.mirror.record_source import committed_only
 from tidemill.pipeline.mirror.target_names import ClaimedNames
@@ -47,6 +55,9 @@ class ClusterObserver:
         settings = every_record if records is None else committed_only
         self._source_reader = RangeReader(None, settings(source.client))
         self._target_reader = RangeReader(None, settings(job.target.client))
+        self._source_offsets = ReachableOffsets(self._source_reader)
+        self._target_offsets = ReachableOffsets(self._target_reader)
+        self._lag = NO_LAG
         self._source_admin = Admin(None, source.client)
         self._target_admin = Admin(None, job.target.client)
         self._topics = TopicSync(
@@ -67,7 +78,11 @@ class ClusterObserver:
             None
             if records is None
             else PositionTranslation(
-                self._source_reader, self._target_reader, lambda: self.names, lambda: records.points
+                self._source_reader,
+                self._target_reader,
+                lambda: self.names,
+                lambda: records.points,
+                lambda: self._lag.held_back,
             )
         )
         self._groups = (
@@ -116,9 +131,11 @@ class ClusterObserver:
         """Measures the lag now."""
         with self._lock:
             if self._records is not None:
-                return self._measure_records(self._records)
-            self._compare_topics()
-            return measure_lag(self._source_reader, self._target_reader, self.names)
+                self._lag = self._measure_records(self._records)
+            else:
+                self._compare_topics()
+                self._lag = measure_lag(self._source_offsets, self._target_offsets, self.names, self._lag)
+            return self._lag
 
     def _measure_records(self, records: RecordQuery) -> MirrorLag:
         """Measures the lag also while the target cannot be reached: :attr:`outage` is the reason then."""
@@ -126,14 +143,19 @@ class ClusterObserver:
         outage = ""
         try:
             self._compare_topics()
-            ends = log_ends(self._target_reader, self.names.values())
+            ends = log_ends(self._target_offsets, self.names.values())
         except (ClientError, OSError) as problem:
             if not self.names:
                 raise
             outage = str(problem)
         self.outage = outage
-        lag = measure_record_lag(self._source_reader, self.names, records.points.copied())
-        return lag._replace(ends=ends)
+        lag = measure_record_lag(self._source_offsets, self.names, records.points.copied(), self._lag)
+        held_back = {} if outage else self._waiting_for_target()
+        return lag._replace(ends=ends, held_back={**held_back, **lag.held_back})
+
+    def _waiting_for_target(self) -> dict[TopicPartition, str]:
+        waiting = waiting_for_target(self._source_offsets.views, self.names, self._target_offsets.views)
+        return {item: f"in the target, {no_leader(mirror)}" for item, mirror in waiting.items()}
 
     def _compare_topics(self) -> None:
         if time.monotonic() < self._next_names_s:

@@ -85,14 +85,22 @@ def replaced_topics(known: StreamPosition, view: MirrorView) -> list[str]:
     ]
 
 
-def longer_than_source(view: MirrorView) -> list[str]:
-    """Returns errors for the mirrors that have more than their source, which has lost records."""
+def copied_beyond_source(view: MirrorView) -> dict[TopicPartition, int]:
+    """Returns the ends of the mirrors that have more than their source reports, by its partitions."""
+    return {
+        item: end
+        for item, end in view.target.latest.items()
+        if item in view.source.latest and view.source.latest[item] < end
+    }
+
+
+def longer_than_source(view: MirrorView, lost: Collection[TopicPartition]) -> list[str]:
+    """Returns errors for the partitions of the source that have lost records of their mirrors."""
     return [
-        f"the mirror {view.target_item(item)} ends at {end}, and its source {item} at "
+        f"the mirror {view.target_item(item)} ends at {view.target.latest[item]}, and its source {item} at "
         f"{view.source.latest[item]}: the source has lost records, or is another topic. Promote the "
         "mirror, or delete it in the target to copy the source anew"
-        for item, end in sorted(view.target.latest.items())
-        if item in view.source.latest and view.source.latest[item] < end
+        for item in sorted(lost)
     ]
 
 

@@ -30,6 +30,7 @@ from tidemill.pipeline.mirror.copy_planning import (
     CopyTask,
     MirrorPosition,
     MirrorView,
+    copied_beyond_source,
     log_starts_behind,
     longer_than_source,
     next_position,
@@ -40,6 +41,8 @@ from tidemill.pipeline.mirror.copy_planning import (
 )
 from tidemill.pipeline.mirror.outages import Outages
 from tidemill.pipeline.mirror.range_copy import CopyRange, RangeCopy
+from tidemill.pipeline.mirror.reachable_offsets import ReachableOffsets
+from tidemill.pipeline.mirror.shorter_sources import ShorterSources
 from tidemill.pipeline.mirror.topic_sync import TopicSync
 from tidemill.pipeline.stream import IDLE_PAUSE_S_MAX, IDLE_PAUSE_S_MIN
 from tidemill.pipeline.stream_offsets import StreamPosition
@@ -61,9 +64,6 @@ API_TIMEOUT_MS = "20000"
 """How long a call to a cluster is repeated; the mirror then tries again from the start."""
 OUTAGE_PAUSE_S = 1.0
 """Pause after a failed request while the driver plans."""
-SHORTER_TRIES = 10
-"""How often the ends of both clusters are compared before a source counts as shorter: a new leader may report
-a lower high watermark for a moment."""
 
 
 def _open_appender(client: Mapping[str, str]) -> MirrorAppender:
@@ -132,8 +132,15 @@ class MirrorStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end.to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Fixes the end of the query: later records are for the next one."""
-        self._target = self._connected().view(self._position.source).source.latest
+        """Fixes the end of the query: later records are for the next one.
+
+        Waits until each source that is shorter than its mirror has reported its end, or counts as shorter.
+        """
+        view = self._connected().view(self._position.source)
+        while copied_beyond_source(view):
+            time.sleep(OUTAGE_PAUSE_S)
+            view = self._connected().view(self._position.source)
+        self._target = view.source.latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Returns the tasks of a micro-batch: what the target does not have yet."""
@@ -217,8 +224,9 @@ class MirroredClusters:
 
     def __init__(self, options: CopyOptions) -> None:
         self._options = options
-        self._source = RangeReader(None, every_record(options.source))
-        self._target = RangeReader(None, every_record(options.target))
+        self._source = ReachableOffsets(RangeReader(None, every_record(options.source)))
+        self._target = ReachableOffsets(RangeReader(None, every_record(options.target)))
+        self._shorter = ShorterSources(self._source.reader)
         self._source_admin = Admin(None, options.source)
         self._target_admin = Admin(None, options.target)
         self._topics = TopicSync(
@@ -235,22 +243,19 @@ class MirroredClusters:
     def view(self, known: StreamPosition) -> MirrorView:
         """Reads both clusters, after it has made the target's topics and log starts follow the source's.
 
-        Raises TopicRecreated, and DataLoss if the source is shorter than the target.
+        Raises TopicRecreated, and DataLoss if the source has lost records that the target has.
         """
         if time.monotonic() >= self._next_sync_s:
             self._sync_topics()
         view = self._read()
         if problems := replaced_topics(known, view):
             raise TopicRecreated("; ".join(problems))
-        for _ in range(SHORTER_TRIES):
-            if not longer_than_source(view):
-                break
-            time.sleep(OUTAGE_PAUSE_S)
+        if self._shorter.lost(copied_beyond_source(view)):
             # A mirror that is promoted is longer, too.
             self._sync_topics()
             view = self._read()
-        if problems := longer_than_source(view):
-            raise DataLoss("; ".join(problems))
+            if lost := self._shorter.lost(copied_beyond_source(view)):
+                raise DataLoss("; ".join(longer_than_source(view, lost)))
         if behind := log_starts_behind(view):
             self._move_log_starts(behind)
             view = self._read()
@@ -272,7 +277,10 @@ class MirroredClusters:
             logger.info("log starts of the source are not followed yet: %s", problem)
 
     def _read(self) -> MirrorView:
-        """The target's ends are read first: the source only grows between the requests."""
+        """Reads the partitions that have leaders in both clusters.
+
+        The target's ends are read first: the source only grows between the requests.
+        """
         described = self._source.describe(sorted(self._names))
         names = {topic: self._names[topic] for topic in described}
         mirrors = self._target.describe(sorted(names.values()))
@@ -282,22 +290,22 @@ class MirroredClusters:
             if names[topic] in mirrors
             for number in range(min(seen.partitions, mirrors[names[topic]].partitions))
         }
-        target = ClusterView(
-            {},
-            _renamed(self._target.list_offsets(dict.fromkeys(items, EARLIEST)), items),
-            _renamed(self._target.list_offsets(dict.fromkeys(items, LATEST)), items),
-        )
-        mirrored = list(items.values())
-        source = ClusterView(
-            {topic: seen.topic_id for topic, seen in described.items()},
-            self._source.list_offsets(dict.fromkeys(mirrored, EARLIEST)),
-            self._source.list_offsets(dict.fromkeys(mirrored, LATEST)),
-        )
-        return MirrorView(names, self._compacted, source, target)
+        starts = self._target.list(items, EARLIEST)
+        ends = self._target.list(starts, LATEST)
+        target = ClusterView({}, _renamed(starts, items), _renamed(ends, items))
+        earliest = self._source.list(target.latest, EARLIEST)
+        latest = self._source.list(earliest, LATEST)
+        topic_ids = {topic: seen.topic_id for topic, seen in described.items()}
+        return MirrorView(names, self._compacted, ClusterView(topic_ids, earliest, latest), target)
 
     def close(self) -> None:
         """Closes the connections."""
-        for client in (self._source, self._target, self._source_admin, self._target_admin):
+        for client in (
+            self._source.reader,
+            self._target.reader,
+            self._source_admin,
+            self._target_admin,
+        ):
             client.close()
 
 

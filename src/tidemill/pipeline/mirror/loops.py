@@ -28,6 +28,8 @@ logger = logging.getLogger("tidemill.pipeline")
 GROUP_PREFIX: Final = "tidemill-mirror."
 MARK_S: Final = 120.0
 """How long a mark is valid. Marks are renewed whenever the topics are compared."""
+COORDINATOR_S: Final = 5.0
+"""How long the coordinator of the marks is waited for: topics are copied without it."""
 
 
 def refuse_same_cluster(source: Admin, target: Admin, alias: str) -> ClusterIds:
@@ -49,25 +51,51 @@ def mark_topics(source: Admin, target: Admin, names: Iterable[str], now_s: float
     if source_id is None or not marks:
         return
     try:
-        target.alter_group_offsets(GROUP_PREFIX + source_id, marks)
+        target.alter_group_offsets(GROUP_PREFIX + source_id, marks, timeout=COORDINATOR_S)
     except ClientError as problem:
         _refuse_outage(problem)
         logger.info("topics are not marked as mirrors, so that a loop is not noticed: %s", problem)
 
 
-def marked_topics(source: Admin, target: Admin, now_s: float | None = None) -> set[str]:
-    """Returns the topics of the source that a mirror of the target writes now."""
+def marked_topics(
+    source: Admin, target: Admin, known: set[str] | None = None, *, now_s: float | None = None
+) -> set[str]:
+    """Returns the topics of the source that a mirror of the target writes now; ``known`` during an outage."""
     target_id = target.describe_cluster().cluster_id
     if target_id is None:
         return set()
     since_ms = ((time.time() if now_s is None else now_s) - MARK_S) * 1000
     try:
-        marks = source.group_offsets(GROUP_PREFIX + target_id)
+        marks = source.group_offsets(GROUP_PREFIX + target_id, timeout=COORDINATOR_S)
     except ClientError as problem:
-        _refuse_outage(problem)
-        logger.info("marks of mirrors cannot be read, so that a loop is not noticed: %s", problem)
-        return set()
+        if known is None or not problem.retriable:
+            _refuse_outage(problem)
+        logger.info("marks of mirrors cannot be read, so that a new loop is not noticed: %s", problem)
+        return known or set()
     return {item.topic for item, mark in marks.items() if _time_ms(mark.metadata) >= since_ms}
+
+
+class KnownMarks:
+    """The topics of the source that a mirror of the target writes, as they were read last.
+
+    The coordinator of the marks is the leader of one partition: topics are copied while it has none.
+    """
+
+    def __init__(self, source: Admin, target: Admin) -> None:
+        self._source = source
+        self._target = target
+        self._topics: set[str] | None = None
+        self._next_try_s = 0.0
+
+    def topics(self) -> set[str]:
+        """Returns the topics. Raises ClientError during an outage if they were never read."""
+        began_s = time.monotonic()
+        if self._topics is None or began_s >= self._next_try_s:
+            self._topics = marked_topics(self._source, self._target, self._topics)
+            # An attempt that has waited for a coordinator is not repeated at once.
+            is_slow = time.monotonic() - began_s >= COORDINATOR_S / 2
+            self._next_try_s = began_s + MARK_S / 2 if is_slow else 0.0
+        return self._topics
 
 
 def _refuse_outage(problem: ClientError) -> None:

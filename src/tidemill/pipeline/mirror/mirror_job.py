@@ -194,6 +194,8 @@ class SourceRun:
         self._query: StreamingQuery | None = None
         self._last_batch = -1
         self._copy_problem = ""
+        self._held_back: frozenset[TopicPartition] = frozenset()
+        """The partitions that the last measurement has found held back."""
         self._failure: Exception | None = None
         """The error of the thread that ends the mirror."""
         self._restarts = 0
@@ -392,6 +394,7 @@ class SourceRun:
                 self.progress.lag, self.progress.topics = lag, len(self._observer.names)
                 self.progress.refused = self._observer.refused
                 self.progress.waiting = (self._copy_problem if lag.total else "") or self._observer.outage
+                self._log_held_back(lag)
                 if self._metrics is not None:
                     self._metrics.note_lag(self._source.alias, lag)
                 if time.monotonic() >= next_groups_s and not self._observer.outage:
@@ -404,6 +407,15 @@ class SourceRun:
                 logger.info("the mirror of %s: %s", self._source.alias, problem)
             except Exception as problem:  # noqa: BLE001 - without the thread, lag and positions would stay
                 self._failure = problem
+
+    def _log_held_back(self, lag: MirrorLag) -> None:
+        """Logs the partitions that are held back since the last measurement, and those that continue."""
+        for item, reason in lag.held_back.items():
+            if item not in self._held_back:
+                logger.warning("the mirror of %s holds back %s: %s", self._source.alias, item, reason)
+        for item in sorted(self._held_back.difference(lag.held_back)):
+            logger.warning("the mirror of %s continues with %s", self._source.alias, item)
+        self._held_back = frozenset(lag.held_back)
 
     def _copy_positions(self, lag: MirrorLag) -> None:
         self.progress.positions = self._observer.copy_positions(lag)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 from tidemill.client.errors import ClientError
 from tidemill.client.range_reader import RangeReader
 from tidemill.model.types import TopicPartition
+from tidemill.pipeline.mirror.reachable_offsets import ReachableOffsets
 from tidemill.records.batch import BASE_TIMESTAMP, CURRENT_MAGIC, MAGIC, RECORDS
 from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 
@@ -38,6 +39,10 @@ class MirrorLag(NamedTuple):
     """Only of the partitions that are behind, and at most of :data:`AGES_MAX`."""
     ends: Mapping[TopicPartition, int]
     """The log ends of the target, by its partitions; empty if it cannot be reached."""
+    held_back: Mapping[TopicPartition, str] = {}
+    """Why partitions of the source are not copied while others are. Their lag is that of the last measurement
+    in which it could be measured.
+    """
 
     @property
     def total(self) -> int:
@@ -50,12 +55,19 @@ class MirrorLag(NamedTuple):
         return max(self.seconds.values(), default=0.0)
 
 
+NO_LAG = MirrorLag({}, {}, {})
+
+
 def measure_lag(
-    source: RangeReader, target: RangeReader, names: Mapping[str, str], now_s: float | None = None
+    source: ReachableOffsets,
+    target: ReachableOffsets,
+    names: Mapping[str, str],
+    before: MirrorLag = NO_LAG,
+    now_s: float | None = None,
 ) -> MirrorLag:
     """Measures the lag of topics; ``names`` has the target's name of each. Raises ClientError.
 
-    ``now_s`` is the time since 1970, by default now.
+    ``before`` is the last lag. ``now_s`` is the time since 1970, by default now.
     """
     mirrors = target.describe(sorted(names.values()))
     topics = source.describe(sorted(names))
@@ -65,14 +77,24 @@ def measure_lag(
         if names[topic] in mirrors
         for number in range(min(seen.partitions, mirrors[names[topic]].partitions))
     }
-    ends = target.list_offsets(dict.fromkeys(items.values(), LATEST))
-    return _lag(source, {item: ends[mirror] for item, mirror in items.items()}, ends, now_s)
+    listed = target.list(items.values(), LATEST)
+    # The end of a mirror without a leader does not move.
+    ends = {mirror: before.ends[mirror] for mirror in items.values() if mirror in before.ends} | listed
+    reached = {item: ends[mirror] for item, mirror in items.items() if mirror in ends}
+    lag = _lag(source, items, reached, before, now_s)
+    held_back = {
+        item: f"in the target, {target.held_back[mirror]}"
+        for item, mirror in items.items()
+        if mirror in target.held_back
+    }
+    return lag._replace(ends=ends, held_back={**held_back, **lag.held_back})
 
 
 def measure_record_lag(
-    source: RangeReader,
+    source: ReachableOffsets,
     names: Iterable[str],
     copied: Mapping[TopicPartition, int],
+    before: MirrorLag = NO_LAG,
     now_s: float | None = None,
 ) -> MirrorLag:
     """Measures the lag of topics whose records have new offsets, without the target. Raises ClientError.
@@ -84,41 +106,49 @@ def measure_record_lag(
     items = [
         TopicPartition(topic, number) for topic, seen in topics.items() for number in range(seen.partitions)
     ]
-    earliest = source.list_offsets({item: EARLIEST for item in items if item not in copied})
-    reached = {item: copied[item] if item in copied else earliest[item] for item in items}
-    return _lag(source, reached, {}, now_s)
+    earliest = source.list_some([item for item in items if item not in copied], EARLIEST)
+    reached = {**earliest, **{item: copied[item] for item in items if item in copied}}
+    return _lag(source, items, reached, before, now_s)
 
 
-def log_ends(target: RangeReader, names: Iterable[str]) -> dict[TopicPartition, int]:
+def log_ends(target: ReachableOffsets, names: Iterable[str]) -> dict[TopicPartition, int]:
     """Returns the log ends of topics of the target. Raises ClientError."""
     mirrors = target.describe(sorted(names))
-    return target.list_offsets(
-        {
-            TopicPartition(name, number): LATEST
-            for name, seen in mirrors.items()
-            for number in range(seen.partitions)
-        }
-    )
+    items = [
+        TopicPartition(name, number) for name, seen in mirrors.items() for number in range(seen.partitions)
+    ]
+    return target.list(items, LATEST)
 
 
 def _lag(
-    source: RangeReader,
+    source: ReachableOffsets,
+    items: Collection[TopicPartition],
     reached: Mapping[TopicPartition, int],
-    ends: Mapping[TopicPartition, int],
+    before: MirrorLag,
     now_s: float | None,
 ) -> MirrorLag:
-    latest = source.list_offsets(dict.fromkeys(reached, LATEST))
-    messages = {item: max(0, latest[item] - offset) for item, offset in reached.items()}
-    behind = sorted((item for item, lag in messages.items() if lag), key=lambda item: -messages[item])
+    latest = source.list(reached, LATEST)
+    measured = {item: max(0, end - reached[item]) for item, end in latest.items()}
+    messages = {item: before.messages[item] for item in reached if item in before.messages} | measured
+    behind = sorted((item for item, lag in measured.items() if lag), key=lambda item: -measured[item])
     seconds: dict[TopicPartition, float] = {}
     deadline = time.monotonic() + AGES_S
     for item in behind[:AGES_MAX]:
         if time.monotonic() >= deadline:
             break
-        time_ms = _time_of_first(source, item, reached[item], latest[item])
+        time_ms = _time_of_first(source.reader, item, reached[item], latest[item])
         if time_ms >= 0:
             seconds[item] = max(0.0, (time.time() if now_s is None else now_s) - time_ms / 1000)
-    return MirrorLag(messages, seconds, ends)
+    held_back = {
+        item: f"at the source, {problem}" for item, problem in source.held_back.items() if item in items
+    }
+    held_back |= {
+        item: f"the source reports the end {end} of {item}, and {reached[item]} is copied: a new leader "
+        "reports all committed records later, otherwise they are lost"
+        for item, end in latest.items()
+        if end < reached[item]
+    }
+    return MirrorLag(messages, seconds, {}, held_back)
 
 
 def _time_of_first(source: RangeReader, item: TopicPartition, offset: int, end: int) -> int:
@@ -142,7 +172,9 @@ class MirrorMetrics:
         self.registry = CollectorRegistry()
         self._noted: dict[str, frozenset[TopicPartition]] = {}
         self._aged: dict[str, frozenset[TopicPartition]] = {}
-        """The partitions with a lag in messages, and with one in seconds, by source."""
+        self._held: dict[str, frozenset[TopicPartition]] = {}
+        """The partitions with a lag in messages, those with one in seconds, and those that are held back, by
+        source."""
         labels = ("source", "topic", "partition")
         self._messages = Gauge(
             "tidemill_mirror_lag_messages",
@@ -153,6 +185,12 @@ class MirrorMetrics:
         self._seconds = Gauge(
             "tidemill_mirror_lag_seconds",
             "Age of the first batch that the mirror does not have; 0 without lag.",
+            labels,
+            registry=self.registry,
+        )
+        self._held_back = Gauge(
+            "tidemill_mirror_held_back",
+            "1 for a partition that is not copied while others are.",
             labels,
             registry=self.registry,
         )
@@ -192,7 +230,12 @@ class MirrorMetrics:
             self._messages.labels(*labels).set(messages)
             if item in aged:
                 self._seconds.labels(*labels).set(lag.seconds.get(item, 0.0))
+        for item in self._held.get(source, frozenset()).difference(lag.held_back):
+            self._held_back.remove(source, item.topic, str(item.partition))
+        for item in lag.held_back:
+            self._held_back.labels(source, item.topic, str(item.partition)).set(1)
         self._noted[source], self._aged[source] = frozenset(lag.messages), frozenset(aged)
+        self._held[source] = frozenset(lag.held_back)
         self._measured.labels(source).set_to_current_time()
 
     def note_copied(self, source: str, records: int, size: int) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from tidemill.client.errors import ClientError, DataLoss
@@ -119,7 +119,8 @@ def _others_in(response: FetchedPartition) -> Iterator[Skipped]:
 class PositionTranslation:
     """Translates the positions of one source's groups. The readers are the caller's, and read_committed.
 
-    ``names`` returns the target's name of each topic that exists there, ``points`` the current sync points.
+    ``names`` returns the target's name of each topic that exists there, ``points`` the current sync points,
+    ``held_back`` the partitions of the source that cannot be read in both clusters now.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class PositionTranslation:
         target: RangeReader,
         names: Callable[[], Mapping[str, str]],
         points: Callable[[], SyncPoints],
+        held_back: Callable[[], Collection[TopicPartition]] = frozenset,
         *,
         bytes_max: int = BYTES_MAX,
     ) -> None:
@@ -135,15 +137,16 @@ class PositionTranslation:
         self._target = target
         self._names = names
         self._points = points
+        self._held_back = held_back
         self._bytes_max = bytes_max
         self._kept: OrderedDict[tuple[Anchor, TopicPartition, int], int] = OrderedDict()
 
     def translate(self, positions: Positions) -> dict[TopicPartition, OffsetAndMetadata]:
         """Returns the positions of a group in the target, by its partitions. Raises ClientError.
 
-        Omits topics of which nothing was copied yet.
+        Omits topics of which nothing was copied yet, and partitions that are held back.
         """
-        names, points = self._names(), self._points()
+        names, points, held_back = self._names(), self._points(), self._held_back()
         found: dict[TopicPartition, OffsetAndMetadata] = {}
         for topic in sorted({item.topic for item in positions}):
             seen = points.topics.get(topic)
@@ -156,10 +159,10 @@ class PositionTranslation:
                     found[TopicPartition(names[topic], number)] = OffsetAndMetadata(offset)
                 continue
             for number, one in committed.items():
-                anchor = seen.anchor(number, one.offset)
-                if anchor is not None:
+                item, anchor = TopicPartition(topic, number), seen.anchor(number, one.offset)
+                if anchor is not None and item not in held_back:
                     mirror = TopicPartition(names[topic], number)
-                    offset = self._counted(TopicPartition(topic, number), mirror, anchor, one.offset)
+                    offset = self._counted(item, mirror, anchor, one.offset)
                     found[mirror] = one._replace(offset=offset, leader_epoch=-1)
         return found
 

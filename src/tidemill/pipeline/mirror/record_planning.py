@@ -14,9 +14,11 @@ A mirror follows its source, and has other losses than a query over a table:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tidemill.client.errors import DataLoss
+from tidemill.client.range_reader import TopicView
+from tidemill.model.types import TopicPartition
 from tidemill.pipeline.batch_planning import (
     Advance,
     ClusterView,
@@ -59,6 +61,50 @@ def plan_advance(position: StreamPosition, view: ClusterView) -> Advance:
         if item not in view.latest and not was_recreated(position, item.topic, view.topic_ids.get(item.topic))
     }
     return ahead._replace(absent=absent)
+
+
+def ends_before(position: StreamPosition, view: ClusterView) -> dict[TopicPartition, int]:
+    """Returns the positions in partitions that end before them now."""
+    known = known_position(position, view).offsets()
+    return {item: offset for item, offset in known.items() if view.latest.get(item, offset) < offset}
+
+
+def without(view: ClusterView, items: Collection[TopicPartition]) -> ClusterView:
+    """Returns a view in which ``items`` are held back: a broker that does not answer for them keeps their
+    positions as well.
+    """
+    return view._replace(
+        earliest={item: offset for item, offset in view.earliest.items() if item not in items},
+        latest={item: offset for item, offset in view.latest.items() if item not in items},
+    )
+
+
+def waiting_for_target(
+    sources: Mapping[str, TopicView], names: Mapping[str, str], targets: Mapping[str, TopicView]
+) -> dict[TopicPartition, TopicPartition]:
+    """Returns the partitions of the source that cannot be written, each with one of the target that has no
+    leader.
+
+    In a topic with more partitions than its source, any record may belong there.
+    """
+    found: dict[TopicPartition, TopicPartition] = {}
+    for topic, seen in sources.items():
+        target = targets.get(names.get(topic, ""))
+        if target is None or not target.leaderless:
+            continue
+        is_spread = target.partitions > seen.partitions
+        first = min(target.leaderless)
+        for number in range(seen.partitions) if is_spread else target.leaderless:
+            found[TopicPartition(topic, number)] = TopicPartition(
+                names[topic], first if is_spread else number
+            )
+    return found
+
+
+def moved_partitions(start: StreamPosition, end: StreamPosition) -> set[TopicPartition]:
+    """Returns the partitions whose position moves in a micro-batch."""
+    before = start.offsets()
+    return {item for item, offset in end.offsets().items() if before.get(item) != offset}
 
 
 def moved_topics(start: StreamPosition, end: StreamPosition) -> set[str]:

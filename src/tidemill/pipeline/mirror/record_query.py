@@ -30,6 +30,7 @@ from tidemill.pipeline.jobs.preflight_checks import AVAILABLE_NOW
 from tidemill.pipeline.jobs.table_folder import query_of, sync_plan
 from tidemill.pipeline.mirror.copy_options import CopyOptions
 from tidemill.pipeline.mirror.copy_source import every_record
+from tidemill.pipeline.mirror.reachable_offsets import ReachableOffsets, no_leader
 from tidemill.pipeline.mirror.record_source import FORMAT, RecordOptions, committed_only
 from tidemill.pipeline.mirror.sync_points import NO_POINTS, SyncPoint, SyncPoints, TopicIds, parse_sync_points
 from tidemill.pipeline.options import AT_LEAST_ONCE, EXACTLY_ONCE
@@ -239,8 +240,14 @@ class RecordQuery:
                 lacking[topic] = numbers
         if not lacking:
             return self.points
-        starts = self._connected().starts(ends, lacking, topics)
-        return self._added(points, ends.number - 1, topics, lacking, starts)
+        clients = self._connected()
+        starts = clients.starts(ends, lacking, topics)
+        targets = clients.target_ends(_target_items(topics, lacking))
+        for topic, some in lacking.items():
+            lacking[topic] = [
+                number for number in some if _has_both_ends(topics[topic], topic, number, starts, targets)
+            ]
+        return _added(points, ends.number - 1, topics, lacking, starts, targets)
 
     def _points_after_loss(self, ends: BatchEnds, topics: Mapping[str, TargetTopic]) -> SyncPoints:
         """Adds points to partitions of the target that have become shorter, before anything is written.
@@ -250,9 +257,11 @@ class RecordQuery:
         """
         last: dict[tuple[str, int], tuple[int, SyncPoint]] = {}
         for topic, seen in topics.items():
-            for number, known in self.points.of(topic, seen.ids).partitions.items():
+            stored = self.points.of(topic, seen.ids)
+            for number, known in stored.partitions.items():
                 with_target = [one for one in known if one.target is not None]
-                if seen.changed and with_target and number < seen.targets:
+                is_written = number in seen.changed or (bool(seen.changed) and stored.is_spread)
+                if is_written and with_target and number < seen.targets:
                     last[topic, number] = known[-1].batch, with_target[-1]
         current = self._connected().stable_ends(
             [TopicPartition(topics[topic].name, number) for topic, number in last]
@@ -279,36 +288,59 @@ class RecordQuery:
             for topic in wanted
             for number, offset in topics[topic].reached.items()
         }
-        return self._added(self.points, ends.number, topics, wanted, reached)
+        targets = self._connected().target_ends(_target_items(topics, wanted))
+        return _added(self.points, ends.number, topics, wanted, reached, targets)
 
-    def _added(
-        self,
-        points: SyncPoints,
-        batch: int,
-        topics: Mapping[str, TargetTopic],
-        numbers: Mapping[str, Sequence[int]],
-        reached: Mapping[TopicPartition, int],
-    ) -> SyncPoints:
-        """Adds points of these partitions, at the current ends of the target."""
-        items = [
-            TopicPartition(topics[topic].name, number)
-            for topic, some in numbers.items()
+
+def _target_items(
+    topics: Mapping[str, TargetTopic], numbers: Mapping[str, Sequence[int]]
+) -> list[TopicPartition]:
+    return [
+        TopicPartition(topics[topic].name, number)
+        for topic, some in numbers.items()
+        for number in some
+        if number < topics[topic].targets
+    ]
+
+
+def _has_both_ends(
+    seen: TargetTopic,
+    topic: str,
+    number: int,
+    starts: Mapping[TopicPartition, int],
+    targets: Mapping[TopicPartition, int],
+) -> bool:
+    """Whether the first point of a partition can be made. Raises ClientError if the batch writes there."""
+    item, mirror = TopicPartition(topic, number), TopicPartition(seen.name, number)
+    is_known = (number not in seen.reached or item in starts) and (
+        number >= seen.targets or mirror in targets
+    )
+    if not is_known and (number in seen.changed or (bool(seen.changed) and seen.is_spread)):
+        raise no_leader(mirror if item in starts else item)
+    return is_known
+
+
+def _added(
+    points: SyncPoints,
+    batch: int,
+    topics: Mapping[str, TargetTopic],
+    numbers: Mapping[str, Sequence[int]],
+    reached: Mapping[TopicPartition, int],
+    targets: Mapping[TopicPartition, int],
+) -> SyncPoints:
+    """Adds points of these partitions, at the ends of the target; without those that have no leader."""
+    for topic, some in numbers.items():
+        seen = topics[topic]
+        added = {
+            number: SyncPoint(
+                batch,
+                reached.get(TopicPartition(topic, number)),
+                targets.get(TopicPartition(seen.name, number)),
+            )
             for number in some
-            if number < topics[topic].targets
-        ]
-        targets = self._connected().target_ends(items)
-        for topic, some in numbers.items():
-            seen = topics[topic]
-            added = {
-                number: SyncPoint(
-                    batch,
-                    reached.get(TopicPartition(topic, number)),
-                    targets.get(TopicPartition(seen.name, number)),
-                )
-                for number in some
-            }
-            points = points.with_points(topic, seen.ids, added, is_spread=seen.is_spread)
-        return points
+        }
+        points = points.with_points(topic, seen.ids, added, is_spread=seen.is_spread)
+    return points
 
 
 def _counts() -> list[Column]:
@@ -356,9 +388,9 @@ class RecordClients:
 
     def __init__(self, options: CopyOptions) -> None:
         self._names = options.names
-        self._source = RangeReader(None, committed_only(options.source))
-        self._target = RangeReader(None, committed_only(options.target))
-        self._target_ends = RangeReader(None, every_record(options.target))
+        self._source = ReachableOffsets(RangeReader(None, committed_only(options.source)))
+        self._target = ReachableOffsets(RangeReader(None, committed_only(options.target)))
+        self._target_ends = ReachableOffsets(RangeReader(None, every_record(options.target)))
 
     def topics(self, ends: BatchEnds) -> dict[str, TargetTopic]:
         """Returns the topics of a micro-batch and their mirrors; without those that nothing is written to and
@@ -366,7 +398,9 @@ class RecordClients:
         """
         topics = sorted(ends.end.topics)
         sources = self._source.describe(topics)
-        mirrors = self._target.describe([self._names.target_of(topic) for topic in topics])
+        names = [self._names.target_of(topic) for topic in topics]
+        mirrors = self._target.describe(names)
+        self._target_ends.describe(names)
         found = {}
         for topic in topics:
             part, name, changed = ends.end.topics[topic], self._names.target_of(topic), ends.changed(topic)
@@ -389,7 +423,10 @@ class RecordClients:
     def starts(
         self, ends: BatchEnds, numbers: Mapping[str, Sequence[int]], topics: Mapping[str, TargetTopic]
     ) -> dict[TopicPartition, int]:
-        """Returns the starts of partitions: the earliest offset of those that were not read before."""
+        """Returns the starts of partitions: the earliest offset of those that were not read before.
+
+        Omits those whose leader does not answer.
+        """
         found: dict[TopicPartition, int] = {}
         new: dict[TopicPartition, int] = {}
         there = self._source.describe(sorted(numbers))
@@ -403,29 +440,33 @@ class RecordClients:
                     new[item] = reached[number]
                 elif number in reached:
                     found[item] = 0
-        earliest = self._source.list_offsets(dict.fromkeys(new, EARLIEST))
+        earliest = self._source.list_some(new, EARLIEST)
         return {**found, **{item: min(offset, new[item]) for item, offset in earliest.items()}}
 
     def stable_ends(self, items: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Returns the ends of partitions for readers of committed records now."""
-        return self._target.list_offsets(dict.fromkeys(items, LATEST)) if items else {}
+        """Returns the ends of partitions for readers of committed records now. All must have leaders."""
+        ends = self._target.list_some(items, LATEST)
+        for item in items:
+            if item not in ends:
+                raise self._target.held_back[item]
+        return ends
 
     def target_ends(self, items: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Returns the ends of partitions for readers of committed records.
+        """Returns the ends of partitions for readers of committed records; omits those without a leader.
 
         Waits until the markers of the batch's transactions are written. An open transaction of another
         producer ends the wait, and the ends are those before it.
         """
-        wanted = dict.fromkeys(items, LATEST)
         deadline = time.monotonic() + STABLE_S
         while True:
-            ends = self._target_ends.list_offsets(wanted)
-            stable = self._target.list_offsets(wanted)
-            if time.monotonic() >= deadline or all(stable[item] >= ends[item] for item in items):
+            ends = self._target_ends.list_some(items, LATEST)
+            stable = self._target.list_some(items, LATEST)
+            is_stable = all(offset >= ends.get(item, 0) for item, offset in stable.items())
+            if time.monotonic() >= deadline or is_stable:
                 return stable
             time.sleep(STABLE_PAUSE_S)
 
     def close(self) -> None:
         """Closes the connections."""
-        for client in (self._source, self._target, self._target_ends):
-            client.close()
+        for offsets in (self._source, self._target, self._target_ends):
+            offsets.reader.close()

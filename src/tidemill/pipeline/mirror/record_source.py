@@ -31,14 +31,20 @@ from tidemill.pipeline.columns import requested_columns, schema_text
 from tidemill.pipeline.mirror.copy_options import CopyOptions, parse_copy_options
 from tidemill.pipeline.mirror.copy_source import API_TIMEOUT_MS
 from tidemill.pipeline.mirror.outages import Outages
+from tidemill.pipeline.mirror.reachable_offsets import ReachableOffsets
 from tidemill.pipeline.mirror.record_planning import (
     MirrorDataLoss,
     changes_of,
+    ends_before,
     loss_text,
+    moved_partitions,
     moved_topics,
     plan_advance,
     plan_batch,
+    waiting_for_target,
+    without,
 )
+from tidemill.pipeline.mirror.shorter_sources import ShorterSources
 from tidemill.pipeline.mirror.topic_sync import TopicSync
 from tidemill.pipeline.options import SourceOptions, parse_source_options
 from tidemill.pipeline.reader import read_range
@@ -56,7 +62,7 @@ FORMAT: Final = "tidemill-mirror-records"
 OFFSETS_MAX: Final = 1_000_000
 """Offsets of a micro-batch: its transactions are open while it is written, and it is repeated as a whole."""
 LOSS_TRIES: Final = 5
-"""How often the source is asked before records count as lost: a new leader may report a lower end."""
+"""How often the source is asked before records count as lost: a broker may not know a new topic yet."""
 LOSS_PAUSE_S: Final = 1.0
 PLAN_S: Final = 60.0
 """How long a micro-batch whose end is fixed waits for the source before the query fails."""
@@ -177,14 +183,15 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if first == last:
             return []
         planned = moved_topics(first, last)
-        view = self._view_of_plan(planned)
+        moved = moved_partitions(first, last)
+        view = self._view_of_plan(planned, moved)
         ranges, losses = plan_batch(first, last, view)
         for _ in range(LOSS_TRIES):
             # A broker that does not know a new topic yet must not pass for its deletion.
             if not losses and planned <= view.topic_ids.keys():
                 break
             time.sleep(LOSS_PAUSE_S)
-            view = self._view_of_plan(planned)
+            view = self._view_of_plan(planned, moved)
             ranges, losses = plan_batch(first, last, view)
         self._report(losses)
         return list(ranges)
@@ -206,16 +213,22 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._clusters
 
     def _advance(self, position: StreamPosition) -> tuple[ClusterView, Advance]:
-        view = self._connected().view()
+        view = self._view(position)
         ahead = plan_advance(position, view)
-        for _ in range(LOSS_TRIES):
-            if self._noted.issuperset(ahead.losses):
-                break
-            time.sleep(LOSS_PAUSE_S)
-            view = self._connected().view()
-            ahead = plan_advance(position, view)
         self._report(ahead.losses)
         return view, ahead
+
+    def _view(self, position: StreamPosition) -> ClusterView:
+        """Returns the source's offsets, without the partitions that end before their position, and that may
+        have lost no records. A query that ends waits for them.
+        """
+        while True:
+            view = self._connected().view()
+            shorter = ends_before(position, view)
+            undecided = shorter.keys() - self._connected().shorter.lost(shorter)
+            if not undecided or self._target is None:
+                return without(view, undecided)
+            time.sleep(LOSS_PAUSE_S)
 
     def _limited(self, ahead: Advance) -> Offsets:
         """Returns the end, at most that of the query."""
@@ -227,15 +240,15 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for item, end in ahead.end.items()
         }
 
-    def _view_of_plan(self, planned: Collection[str]) -> ClusterView:
+    def _view_of_plan(self, planned: Collection[str], moved: Collection[TopicPartition]) -> ClusterView:
         """Returns the source's offsets: no range of a planned micro-batch may be left out.
 
-        ``planned`` are its topics, some of which may not be selected any more.
+        ``planned`` are its topics, some of which may not be selected any more, and ``moved`` its partitions.
         """
         deadline = time.monotonic() + PLAN_S
         while True:
             try:
-                view = self._connected().view(planned)
+                view = self._connected().view(planned, moved)
             except (ClientError, OSError) as problem:
                 if time.monotonic() >= deadline:
                     raise
@@ -267,7 +280,9 @@ class RecordClusters:
 
     def __init__(self, given: RecordOptions) -> None:
         self._options = options = given.copy
-        self._source = RangeReader(None, committed_only(options.source))
+        self._source = ReachableOffsets(RangeReader(None, committed_only(options.source)))
+        self._target = RangeReader(None, committed_only(options.target))
+        self.shorter = ShorterSources(self._source.reader)
         self._source_admin = Admin(None, options.source)
         self._target_admin = Admin(None, options.target)
         self._topics = TopicSync(
@@ -284,11 +299,13 @@ class RecordClusters:
         """Partitions of the source's topics that those of the target have at least."""
         self._next_sync_s = 0.0
 
-    def view(self, planned: Collection[str] = ()) -> ClusterView:
+    def view(self, planned: Collection[str] = (), needed: Collection[TopicPartition] = ()) -> ClusterView:
         """Reads the source, after it has made the topics of the target follow the source's. Raises
         ClientError.
 
-        ``planned`` are topics that are read even if they are refused, or not selected, any more.
+        Omits partitions without a leader in one of the clusters, except for those of a planned micro-batch:
+        ``planned`` are topics that are read even if they are refused, or not selected, any more, and
+        ``needed`` partitions whose error is raised.
         """
         is_due = time.monotonic() >= self._next_sync_s
         described = self._source.describe(sorted(self._names))
@@ -301,18 +318,23 @@ class RecordClusters:
             self._next_sync_s = time.monotonic() + self._options.topics_interval_s
             described = self._source.describe(sorted(self._names))
         described |= self._source.describe(sorted(set(planned).difference(described)))
+        held_back = waiting_for_target(
+            described, self._names, self._target.describe(sorted(self._names.values()))
+        )
         items = [
-            TopicPartition(topic, number)
+            item
             for topic, seen in described.items()
             for number in range(seen.partitions)
+            if (item := TopicPartition(topic, number)) not in held_back or item in needed
         ]
-        return ClusterView(
-            {topic: seen.topic_id for topic, seen in described.items()},
-            self._source.list_offsets(dict.fromkeys(items, EARLIEST)),
-            self._source.list_offsets(dict.fromkeys(items, LATEST)),
-        )
+        earliest = self._source.list(items, EARLIEST)
+        latest = self._source.list(earliest, LATEST)
+        for item in needed:
+            if item in self._source.held_back:
+                raise self._source.held_back[item]
+        return ClusterView({topic: seen.topic_id for topic, seen in described.items()}, earliest, latest)
 
     def close(self) -> None:
         """Closes the connections."""
-        for client in (self._source, self._source_admin, self._target_admin):
+        for client in (self._source.reader, self._target, self._source_admin, self._target_admin):
             client.close()

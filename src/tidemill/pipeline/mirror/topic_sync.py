@@ -17,7 +17,7 @@ from tidemill.client.errors import ClientError, topic_exists
 from tidemill.model.errors import ErrorCode
 from tidemill.model.mirror_state import ACTIVE, MIRROR_STATE, NO_MIRROR
 from tidemill.model.topic_names import name_problem
-from tidemill.pipeline.mirror.loops import marked_topics
+from tidemill.pipeline.mirror.loops import KnownMarks
 from tidemill.pipeline.mirror.target_names import TargetNames
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
 from tidemill.pipeline.sink_options import CONTROL_TOPIC
@@ -225,6 +225,7 @@ class TopicSync:
         self._replication_factor = replication_factor
         self._same_offsets = same_offsets
         self._follows_configs = follows_configs
+        self._marks = KnownMarks(source, target)
         self._failures: dict[str, str] = {}
         """The topics that the target could not create or change last, each of which is logged once."""
 
@@ -257,7 +258,7 @@ class TopicSync:
         loops: Collection[str] = ()
         if self._names.prefix or not self._same_offsets:
             # Otherwise a topic in a loop exists in the target, and is not a mirror: it is refused anyway.
-            loops = marked_topics(self._source, self._target)
+            loops = self._marks.topics()
         return plan_topics(source, target, self._wanted, self._names, self._settings(), loops)
 
     def _settings(self) -> TargetSettings:

@@ -10,13 +10,13 @@ import pytest
 
 from record_builders import build_batch
 from tidemill.client.cluster_metadata import Partition, Topic
-from tidemill.client.errors import DataLoss
-from tidemill.client.range_reader import RangeReader, _RangeFetch
+from tidemill.client.errors import ClientError, DataLoss
+from tidemill.client.range_reader import EMPTY_RESPONSES, RangeReader, _RangeFetch
 from tidemill.model.errors import CorruptMessage, ErrorCode
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.fetch_layout import FetchedPartition, FetchRequest, read_request
-from tidemill.wire.list_offset_timestamps import EARLIEST
+from tidemill.wire.list_offset_timestamps import EARLIEST, EARLIEST_LOCAL
 
 START, END = 100, 200
 REFUSED = ErrorCode.OFFSET_OUT_OF_RANGE
@@ -32,6 +32,9 @@ EMPTY = response_with()
 OUT_OF_RANGE = response_with(error=REFUSED)
 WHOLE = build_batch([(1, None, b"v", None)] * (END - START), base_offset=START)
 RECORDS = response_with(WHOLE, END)
+GAP = response_with(high_watermark=END)
+THROTTLED = response_with(high_watermark=END)
+BELOW = response_with(high_watermark=END - 1)
 
 
 class Reads:
@@ -43,15 +46,24 @@ class Reads:
         self.run = _RangeFetch(self.reader, client, "t", 0, START, END, None, 1000)
         self.responses: list[FetchedPartition] = []
         self.offsets = (0, END)
+        self.local_start: int | None = 0
         self.version = 11
         monkeypatch.setattr(client, "refresh", lambda *_: None)
         monkeypatch.setattr(self.reader, "describe", lambda _: {"t": SimpleNamespace(topic_id=ZERO_ID)})
         monkeypatch.setattr(self.reader, "list_offsets", self._list_offsets)
         monkeypatch.setattr(self.run, "_send", lambda: SimpleNamespace(version=self.version))
-        monkeypatch.setattr(self.run, "_await_response", lambda _: self.responses.pop(0))
+        monkeypatch.setattr(self.run, "_await_response", self._next)
+
+    def _next(self, _: object) -> FetchedPartition:
+        response = self.responses.pop(0)
+        self.run.is_throttled = response is THROTTLED
+        return response
 
     def _list_offsets(self, wanted: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-        return {item: self.offsets[at != EARLIEST] for item, at in wanted.items()}
+        if self.local_start is None and EARLIEST_LOCAL in wanted.values():
+            raise ClientError("before 3.6", ErrorCode.UNSUPPORTED_VERSION)
+        starts = {EARLIEST: self.offsets[0], EARLIEST_LOCAL: self.local_start or 0}
+        return {item: starts.get(at, self.offsets[1]) for item, at in wanted.items()}
 
     def read(self, *responses: FetchedPartition) -> list[Any]:
         self.responses[:] = responses
@@ -63,6 +75,27 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reads]:
     found = Reads(monkeypatch)
     yield found
     found.reader.close()
+
+
+@pytest.mark.parametrize("local_start", [None, 0, START])
+def test_a_range_ends_where_the_log_has_no_further_batch(reads: Reads, local_start: int | None) -> None:
+    """As after the compaction of the last batches."""
+    reads.local_start = local_start
+    assert reads.read(*[GAP] * EMPTY_RESPONSES) == []
+    assert reads.run.position == END
+    assert reads.responses == []
+
+
+@pytest.mark.parametrize("other", [THROTTLED, BELOW])
+def test_responses_without_records_may_have_another_reason(reads: Reads, other: FetchedPartition) -> None:
+    """A quota, or a high watermark below the end of the range."""
+    few = [GAP] * (EMPTY_RESPONSES - 1)
+    assert reads.read(*few, other, *few, RECORDS) == [RECORDS]
+
+
+def test_a_remote_store_that_is_late_leaves_no_gap(reads: Reads) -> None:
+    reads.local_start = START + 1
+    assert reads.read(*[GAP] * 9, RECORDS) == [RECORDS]
 
 
 @pytest.mark.parametrize("end", [START + 1, END, END + 1])

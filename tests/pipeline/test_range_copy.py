@@ -13,7 +13,14 @@ from tidemill.client.errors import BrokerUnreachable, ClientError
 from tidemill.model.errors import ErrorCode
 from tidemill.pipeline.mirror import range_copy
 from tidemill.pipeline.mirror.range_copy import CopyRange, RangeCopy, SourceDiverged, may_be_same
-from tidemill.records.batch import NO_PRODUCER_ID, RECORDS, whole_batch_size
+from tidemill.records.batch import (
+    CURRENT_MAGIC,
+    MAGIC,
+    NO_PRODUCER_ID,
+    RECORDS,
+    parse_batch,
+    whole_batch_size,
+)
 from tidemill.records.builder import assemble
 from tidemill.wire.fetch_layout import FetchedPartition
 
@@ -31,6 +38,8 @@ class Log:
     def __init__(self, *batches: bytes, in_a_response: int = 1) -> None:
         self.batches = list(batches)
         self.in_a_response = in_a_response
+        self.end = len(batches)
+        """Offsets behind the batches have none."""
         self.on_response: Callable[[int], None] = lambda offset: None
         self.in_flight = 0
         self.in_flight_max = 0
@@ -39,7 +48,7 @@ class Log:
     def fetch(
         self, topic: str, partition: int, start: int, end: int, topic_id: Any = None, bytes_max: int = 0
     ) -> Iterator[FetchedPartition]:
-        while start < end:
+        while start < min(end, len(self.batches)):
             some = self.batches[start : start + (1 if bytes_max == 1 else self.in_a_response)]
             response = FetchedPartition(b"t", 0, b"".join(some))
             response.end = len(response.data)
@@ -49,7 +58,7 @@ class Log:
             start += len(some)
 
     def log_end(self, item: Any) -> int:
-        return len(self.batches)
+        return self.end
 
     def send(self, item: Any, batches: bytes) -> bytes:
         self.in_flight += 1
@@ -63,13 +72,17 @@ class Log:
         at = 0
         while at < len(batches):
             size = whole_batch_size(batches, at, len(batches))
-            if int.from_bytes(batches[at : at + 8]) >= len(self.batches):
+            base = int.from_bytes(batches[at : at + 8])
+            if base >= len(self.batches):
+                assert base == self.log_end(item)
                 self.batches.append(batches[at : at + size])
+                is_old = batches[at + MAGIC] < CURRENT_MAGIC
+                self.end = base + 1 if is_old else parse_batch(batches, at, len(batches)).last_offset + 1
             at += size
 
 
 def copy_of(source: Log, mirror: Log, *, is_compacted: bool = False) -> RangeCopy:
-    span = CopyRange("t", "t", 0, len(source.batches), is_compacted=is_compacted)
+    span = CopyRange("t", "t", 0, source.end, is_compacted=is_compacted)
     reader: Any = source
     target: Any = mirror
     return RangeCopy(reader, target, target, span)
@@ -80,6 +93,17 @@ def test_a_range_is_copied_with_a_few_requests_in_flight() -> None:
     copied = copy_of(source, mirror).run()
     assert (copied.end, copied.records, copied.problem) == (9, 9, "")
     assert mirror.in_flight_max == range_copy.IN_FLIGHT_MAX
+
+
+def test_a_mirror_is_filled_where_its_source_has_no_last_batch() -> None:
+    source, mirror = Log(*map(batch, range(3))), Log()
+    source.end = 9
+    copied = copy_of(source, mirror).run()
+    assert (copied.end, copied.records, copied.problem) == (9, 3, "")
+    last = parse_batch(mirror.batches[-1], 0, len(mirror.batches[-1]))
+    assert (last.base_offset, last.last_offset, last.record_count) == (3, 8, 0)
+    source.end = 12
+    assert copy_of(source, mirror).run().end == 12
 
 
 @pytest.mark.parametrize("is_compacted", [True, False])

@@ -179,10 +179,9 @@ def send_list_offsets(
     version = connection.version(ApiKey.LIST_OFFSETS)
     topics: dict[str, ListOffsetsTopic] = {}
     for item, at in times.items():
-        if at == MAX_TIMESTAMP and version < FIRST_VERSION_OF[MAX_TIMESTAMP]:
-            raise error_for(
-                ErrorCode.UNSUPPORTED_VERSION, "look up the largest timestamp", broker=connection.address
-            )
+        if version < FIRST_VERSION_OF.get(at, 0):
+            what = "the largest timestamp" if at == MAX_TIMESTAMP else f"the offset of the timestamp {at}"
+            raise error_for(ErrorCode.UNSUPPORTED_VERSION, f"look up {what}", broker=connection.address)
         topic = topics.setdefault(item.topic, ListOffsetsTopic(name=item.topic, partitions=[]))
         topic.partitions.append(ListOffsetsPartition(partition_index=item.partition, timestamp=at))
     message = ListOffsetsRequest(

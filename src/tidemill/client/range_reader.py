@@ -38,7 +38,7 @@ from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.model.unpacked_limit import UNPACKED_KEY
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.fetch_layout import WHOLE_FIRST_FROM, FetchedPartition
-from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
+from tidemill.wire.list_offset_timestamps import EARLIEST, EARLIEST_LOCAL, LATEST
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,6 +50,9 @@ BYTES_MAX = 16 * 1024 * 1024
 FETCH_BYTES = 8 * 1024 * 1024
 """Maximum bytes of a response: large enough to hide its round trip, small enough to stay in the cache."""
 
+
+EMPTY_RESPONSES = 3
+"""So many responses in a row without a batch, below the high watermark, show that the log has none."""
 
 RETRIED_ERRORS = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.OFFSET_OUT_OF_RANGE})
 """Errors that a former leader may return, and that end a read only if the current leader confirms them."""
@@ -257,7 +260,8 @@ class RangeReader:
         """Yields responses with the stored batches of these offsets, as they are compressed.
 
         The batches of a response are not decoded, and the last one may be incomplete. The first one may
-        begin before ``start``, the last one of all may end after ``end``. Raises the errors of :meth:`read`.
+        begin before ``start``, the last one of all may end after ``end``, and before it only if the log has
+        no further batch up to ``end``. Raises the errors of :meth:`read`.
         """
         run = _RangeFetch(self, self._network_client, topic, partition, start, end, topic_id, bytes_max)
         for response, _ in run.responses():
@@ -305,6 +309,11 @@ class _RangeFetch:
         self.topic_id = topic_id
         self.bytes_max = bytes_max
         self.empty_responses = 0
+        """Those in a row at the high watermark."""
+        self.gap_responses = 0
+        """Those in a row below the high watermark."""
+        self.is_throttled = False
+        """Whether a quota may have removed the records of the last response."""
         self.timeout_s = reader.config.seconds("default.api.timeout.ms")
         self.deadline = time.monotonic() + self.timeout_s
 
@@ -332,7 +341,8 @@ class _RangeFetch:
             if after == first:
                 self._handle_no_batch(response, version)
                 continue
-            self.position, self.empty_responses, self.deadline = after, 0, time.monotonic() + self.timeout_s
+            self.position, self.deadline = after, time.monotonic() + self.timeout_s
+            self.empty_responses = self.gap_responses = 0
             if after < self.end:
                 try:
                     request = self._send()
@@ -393,6 +403,7 @@ class _RangeFetch:
         if response.error or not response.partitions:
             code = ErrorCode.of(response.error)
             raise BrokerUnreachable(f"Fetch was refused: {code.name}", code)
+        self.is_throttled = response.throttle_ms > 0
         return response.partitions[0]
 
     def _is_other_topic(self, current: bytes) -> bool:
@@ -454,7 +465,9 @@ class _RangeFetch:
         )
 
     def _handle_no_batch(self, response: FetchedPartition, version: int) -> None:
-        """Handles a response without a whole batch: log end, batch larger than the limit, or wait expired."""
+        """Handles a response without a whole batch: log end, batch larger than the limit, or a gap up to the
+        end of the range, which compaction leaves.
+        """
         if response.end > response.start:
             if version >= WHOLE_FIRST_FROM or self.bytes_max == fetch_requests.LIMIT_BYTES_MAX:
                 raise fetch_requests.no_whole_batch(self.item, self.position, response)
@@ -466,6 +479,21 @@ class _RangeFetch:
             if self.empty_responses > 1:  # The high watermark of a new leader may lag for a moment.
                 self._check_range()
                 self._pause_and_refresh()
+        elif limit < self.end or self.is_throttled:
+            self.gap_responses = 0
+        else:
+            self.gap_responses += 1
+            if self.gap_responses >= EMPTY_RESPONSES and self._is_local():
+                self.position = self.end
+
+    def _is_local(self) -> bool:
+        """Whether the leader itself has the log from the position on: a remote store may be late."""
+        try:
+            return self.reader.list_offsets({self.item: EARLIEST_LOCAL})[self.item] <= self.position
+        except ClientError as problem:
+            if problem.code is not ErrorCode.UNSUPPORTED_VERSION:
+                raise
+            return True  # Brokers without the request have no remote stores.
 
     def _pause_and_refresh(self) -> None:
         left_s = max(0.0, self.deadline - time.monotonic())

@@ -3,6 +3,7 @@
 The copy continues at the log end of the target, so that a repeated task, or two tasks at once, append each
 batch once. A few requests are in flight; the leader refuses a batch after one that it has not stored. Entries
 of message formats v0 and v1 do not have the gap before them: they are sent once no request is in flight.
+Where the source has no batch up to its end, batches without records fill the mirror.
 
 The last batch of the target is compared with the source's before the copy, and again where the leader epoch
 of the source's batches grows: another leader may have lost records that were copied already.
@@ -37,7 +38,7 @@ from tidemill.records.batch import (
     parse_batch,
     whole_batch_size,
 )
-from tidemill.records.mirrored_batch import as_mirrored, mirrored_batches
+from tidemill.records.mirrored_batch import as_mirrored, empty_batches, mirrored_batches
 from tidemill.records.record_reader import read_records
 
 IN_FLIGHT_MAX: Final = 3
@@ -297,6 +298,10 @@ class RangeCopy:
             while len(self._in_flight) >= IN_FLIGHT_MAX:
                 self._wait_for_first()
         self._wait_for_all()
+        if position < span.end:
+            # The source has no batch up to its end: compaction has removed the last one.
+            filled = empty_batches(position, span.end)
+            self._target.wait(self._item, self._target.send(self._item, filled))
 
     def _wait_for_all(self) -> None:
         while self._in_flight:

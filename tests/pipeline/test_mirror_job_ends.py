@@ -29,7 +29,7 @@ def run_with(
     """A run of the source east: ``copied`` for ordinary records, None for the same offsets."""
     job = MirrorJob(sources=[EAST], target=WEST, checkpoint="x", trigger="available-now", groups=None)
     run: Any = SourceRun(Mock(), job, EAST, None)
-    run._observer = Mock(names={}, refused={})
+    run._observer = Mock(names={}, refused={}, position_failure=None)
     run._observer.measure.return_value = lag
     run._observer.copy_positions.return_value = 0
     run._observer.goal.return_value = goal if later_goal is None else later_goal

@@ -30,7 +30,7 @@ from tidemill.pipeline.mirror.copy_planning import (
     tasks_of,
 )
 from tidemill.pipeline.mirror.copy_source import MirroredClusters
-from tidemill.pipeline.mirror.group_sync import GroupSync, plan_positions, same_positions
+from tidemill.pipeline.mirror.group_sync import plan_positions, same_positions
 from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource, SourceRun
 from tidemill.pipeline.mirror.mirror_lag import MirrorLag, MirrorMetrics
 from tidemill.pipeline.mirror.range_copy import CopyRange, count_batches
@@ -330,9 +330,9 @@ def test_positions_in_unknown_partitions_are_left_out() -> None:
 
 def test_a_position_goes_back_with_its_source_if_the_mirror_has_written_it() -> None:
     ends = {item(0): 100}
-    back = plan_positions(offsets(p0=5), offsets(p0=50), {item(0): 50}, ends)
+    back = plan_positions(offsets(p0=5), offsets(p0=50), {item(0): (50,)}, ends)
     assert back.commits == {item(0): OffsetAndMetadata(5, -1, "m")}
-    moved = plan_positions(offsets(p0=5), offsets(p0=50), {item(0): 40}, ends)
+    moved = plan_positions(offsets(p0=5), offsets(p0=50), {item(0): (40,)}, ends)
     assert (moved.commits, moved.ahead) == ({}, {item(0): 50})
     assert plan_positions(offsets(p0=60), offsets(p0=50), {}, ends).commits[item(0)].offset == 60
     assert plan_positions(offsets(p0=50), offsets(p0=50), {}, ends).commits == {}
@@ -341,31 +341,6 @@ def test_a_position_goes_back_with_its_source_if_the_mirror_has_written_it() -> 
 def test_the_same_positions_have_the_names_of_the_target() -> None:
     positions = {**offsets(p0=5), TopicPartition("other", 0): OffsetAndMetadata(1)}
     assert same_positions({"t": "east.t"})(positions) == {item(0, "east.t"): OffsetAndMetadata(5, 3, "m")}
-
-
-class Groups:
-    """An admin client of a cluster with one group."""
-
-    def __init__(self, positions: dict[TopicPartition, OffsetAndMetadata]) -> None:
-        self.positions = positions
-
-    def list_groups(self) -> list[Any]:
-        return [Mock(group_id="g", protocol_type="consumer")]
-
-    def group_offsets(self, group: str, items: object = None) -> dict[TopicPartition, OffsetAndMetadata]:
-        return self.positions
-
-
-def test_a_group_that_reads_in_the_target_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    source: Any = Groups(offsets(p0=5))
-    target: Any = Groups(offsets(p0=50))
-    sync = GroupSync(source, target, TopicFilter(), lambda _group, positions: positions)
-    for offset in range(50, 60):
-        target.positions = offsets(p0=offset)
-        assert sync.run({item(0): 100}) == ["g"]
-    assert [record.message for record in caplog.records] == [
-        "the positions of group g are not all copied: its position in t-0 of the target is ahead, and stays"
-    ]
 
 
 # -- what the job says

@@ -62,6 +62,11 @@ from tidemill.client.offsets import (
     list_offsets,
     list_offsets_or_failures,
 )
+from tidemill.client.offsets_of_groups import (
+    OffsetsOfGroups,
+    commit_offsets_of_groups,
+    fetch_offsets_of_groups,
+)
 from tidemill.client.transaction_manager import (
     CONCURRENT_BACKOFF_S,
     END_VERSION_MAX,
@@ -941,6 +946,26 @@ class Admin:
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Returns the committed offsets of a group, or of ``partitions``; omits partitions without one."""
         return fetch_offsets(self._network_client, group, partitions, self._connections.deadline(timeout))
+
+    def offsets_of_groups(
+        self,
+        wanted: Mapping[str, Iterable[TopicPartition] | None],
+        timeout: float | None = None,
+    ) -> OffsetsOfGroups:
+        """As :meth:`group_offsets` of many groups, with few requests.
+
+        Returns the errors of the groups that fail, and does not try again.
+        """
+        return fetch_offsets_of_groups(self._network_client, wanted, self._connections.deadline(timeout))
+
+    def alter_offsets_of_groups(
+        self,
+        offsets: Mapping[str, Mapping[TopicPartition, int | OffsetAndMetadata]],
+        timeout: float | None = None,
+    ) -> dict[str, ClientError]:
+        """As :meth:`alter_group_offsets` of many groups; returns the errors of the groups that fail."""
+        commits = {group: offsets_to_commit(wanted) for group, wanted in offsets.items() if wanted}
+        return commit_offsets_of_groups(self._network_client, commits, self._connections.deadline(timeout))
 
     def alter_group_offsets(
         self,

@@ -152,7 +152,7 @@ class GroupCommits:
             )
         connection = self._membership.connection(deadline)
         version = connection.version(ApiKey.OFFSET_COMMIT, NAMED_MAX)
-        message = _commit_request(
+        message = commit_request(
             self._membership.group_id,
             offsets,
             self._membership.member_id,
@@ -167,7 +167,7 @@ class GroupCommits:
         # The response to a commit of an earlier generation says nothing about the current membership.
         is_current = generation == self._membership.generation
         try:
-            _check_commit(
+            check_commit(
                 request.response(OffsetCommitResponse),
                 self._membership.group_id,
                 request.connection.address,
@@ -207,7 +207,7 @@ class GroupCommits:
             done(error)
 
 
-def _commit_request(
+def commit_request(
     group: str, offsets: Offsets, member_id: str, generation: int, instance_id: str | None, version: int
 ) -> OffsetCommitRequest:
     """Builds the request; for a group without members, generation -1 and an empty member id."""
@@ -234,7 +234,7 @@ def _commit_request(
     )
 
 
-def _check_commit(response: OffsetCommitResponse, group: str, broker: str) -> None:
+def check_commit(response: OffsetCommitResponse, group: str, broker: str) -> None:
     """Raises the first error in a response to OffsetCommit."""
     for topic in response.topics:
         for entry in topic.partitions:
@@ -254,13 +254,13 @@ def commit_offsets(network_client: NetworkClient, group: str, offsets: Offsets, 
 
     def send(connection: Connection) -> None:
         version = connection.version(ApiKey.OFFSET_COMMIT, NAMED_MAX)
-        request = _commit_request(group, offsets, "", -1, None, version)
+        request = commit_request(group, offsets, "", -1, None, version)
         left_s = max(1.0, deadline - time.monotonic())
         timeout = min(left_s, network_client.config.seconds("request.timeout.ms"))
         response = connection.call(
             ApiKey.OFFSET_COMMIT, request, OffsetCommitResponse, version=version, timeout=timeout
         )
-        _check_commit(response, group, connection.address)
+        check_commit(response, group, connection.address)
 
     call_coordinator(network_client, group, deadline, send)
 

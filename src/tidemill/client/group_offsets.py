@@ -60,7 +60,7 @@ def fetch_offsets(
             ApiKey.OFFSET_FETCH, request, OffsetFetchResponse, version=version, timeout=timeout
         )
         found = connection.only_result(ApiKey.OFFSET_FETCH, response.groups) if version >= 8 else response
-        return _read_offsets(found, group, connection.address)
+        return read_offsets(found, group, connection.address)
 
     while True:
         try:
@@ -71,9 +71,10 @@ def fetch_offsets(
             network_client.back_off(problem, deadline)
 
 
-def _read_offsets(
+def read_offsets(
     response: OffsetFetchResponse | OffsetFetchResponseGroup, group: str, broker: str
 ) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Returns the offsets in a response; omits partitions without one. Raises ClientError."""
     check(response.error_code, f"read the offsets of group {group!r}", broker=broker)
     result: dict[TopicPartition, OffsetAndMetadata] = {}
     for topic in response.topics:

@@ -89,6 +89,7 @@ class RangeReader:
         self._check_crcs = self.config.bool("check.crcs")
         self._unpacked_bytes_max = self.config.int(UNPACKED_KEY)
         self._opened: NetworkClient | None = None
+        self._is_interrupted = False
 
     def __getstate__(self) -> ClientConfig:
         return self.config
@@ -100,6 +101,8 @@ class RangeReader:
     def _network_client(self) -> NetworkClient:
         if self._opened is None:
             self._opened = NetworkClient(self.config)
+        if self._is_interrupted:
+            self._opened.close()
         return self._opened
 
     def _deadline(self) -> float:
@@ -266,6 +269,13 @@ class RangeReader:
         run = _RangeFetch(self, self._network_client, topic, partition, start, end, topic_id, bytes_max)
         for response, _ in run.responses():
             yield response
+
+    def interrupt(self) -> None:
+        """Ends the calls of another thread, and all later ones, with ClientClosed."""
+        self._is_interrupted = True
+        opened = self._opened
+        if opened is not None:
+            opened.close()
 
     def close(self) -> None:
         """Closes the connections."""

@@ -42,7 +42,7 @@ def check_same_topics(options: SourceOptions, output: str, checkpoint: str) -> N
 
     A load may read more topics than the earlier loads.
     """
-    loaded = _last_position(Path(checkpoint)).offsets()
+    loaded = last_position(Path(checkpoint)).offsets()
     omitted = {place.topic for place in loaded if not _reads(options, place)}
     if omitted:
         topics = ", ".join(sorted(omitted))
@@ -90,7 +90,7 @@ def position_after(checkpoint: Path, batch: int) -> StreamPosition:
     return parse_position(json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2]))
 
 
-def _last_position(checkpoint: Path) -> StreamPosition:
+def last_position(checkpoint: Path) -> StreamPosition:
     """Returns the position after the last micro-batch; an empty one if there is none that can be read."""
     try:
         return position_after(checkpoint, batches_in(checkpoint / "offsets")[-1])

@@ -29,6 +29,7 @@ from tidemill.pipeline.mirror.record_query import RecordQuery
 from tidemill.pipeline.mirror.record_source import committed_only
 from tidemill.pipeline.mirror.target_names import ClaimedNames
 from tidemill.pipeline.mirror.topic_sync import TopicSync, read_topics_named
+from tidemill.pipeline.mirror.written_positions import POSITIONS_FILE, WrittenPositions
 from tidemill.wire.list_offset_timestamps import LATEST
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class ClusterObserver:
                 lambda: self._lag.held_back,
             )
         )
+        if merged is not None and records is not None:
+            merged.register(source.alias, records.starts)
         self._groups = (
             None
             if job.groups is None
@@ -93,6 +96,7 @@ class ClusterObserver:
                 self._target_admin,
                 job.groups,
                 self._translate,
+                WrittenPositions(Path(job.checkpoint) / source.alias / POSITIONS_FILE),
             )
         )
 
@@ -100,7 +104,9 @@ class ClusterObserver:
         if self._translation is None:
             return same_positions(self.names)(positions)
         translated = self._translation.translate(positions)
-        return translated if self._merged is None else self._merged.merge(self._alias, group, translated)
+        if self._merged is None:
+            return translated
+        return self._merged.merge(self._alias, group, translated, self._translation.unknown(positions))
 
     def refuse_wrong_clusters(self) -> None:
         """Raises ConfigError if the source is the target, or the checkpoint is that of other clusters, once
@@ -189,14 +195,26 @@ class ClusterObserver:
         with self._lock:
             self._groups.run(lag.ends)
             if self._merged is not None:
-                self._merged.finish(self._alias)
+                self._merged.finish(self._alias, self._groups.failures)
             return self._groups.copied
+
+    @property
+    def position_failure(self) -> ClientError | None:
+        """Why positions of groups could not be copied; None if all coordinators have answered."""
+        return None if self._groups is None else next(iter(self._groups.failures.values()), None)
 
     def is_mirror(self, name: str) -> bool:
         """Whether a topic of the target is an active mirror now."""
         with self._lock:
             state = read_topics_named(self._target_admin, [name]).get(name)
             return state is not None and state.is_mirror
+
+    def interrupt(self) -> None:
+        """Ends the calls of other threads with ClientClosed."""
+        for reader in (self._source_reader, self._target_reader):
+            reader.interrupt()
+        for admin in (self._source_admin, self._target_admin):
+            admin.close()
 
     def close(self) -> None:
         """Closes the connections."""

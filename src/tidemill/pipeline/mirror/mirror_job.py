@@ -263,6 +263,8 @@ class SourceRun:
     def stop(self) -> None:
         """Stops the query and the thread."""
         self._stopping.set()
+        # With many groups, or without a broker, the thread would wait for requests.
+        self._observer.interrupt()
         if self._query is not None:
             if self._query.isActive:
                 self._query.stop()
@@ -432,6 +434,8 @@ class SourceRun:
         self.progress.lag, self.progress.topics = lag, len(self._observer.names)
         self.progress.refused = self._observer.refused
         self._copy_positions(lag)
+        if (problem := self._observer.position_failure) is not None:
+            raise problem
         reached = lag.ends
         if self._records is not None:
             nothing_left = {item: self._goal.get(item, 0) for item, left in lag.messages.items() if not left}

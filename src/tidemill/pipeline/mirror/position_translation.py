@@ -14,7 +14,8 @@ else writes there, and the source has the records after the point that it had wh
 
 In a topic that is spread over other partitions, each one has records of all partitions of the source: the
 positions are those of the last point before which the group has read everything. Of sources that are merged
-into a topic, the one that a group is furthest behind in decides (:class:`MergedPositions`).
+into a topic, the one that a group is furthest behind in decides, also one of which it has read nothing
+(:class:`MergedPositions`).
 """
 
 from __future__ import annotations
@@ -141,6 +142,17 @@ class PositionTranslation:
         self._bytes_max = bytes_max
         self._kept: OrderedDict[tuple[Anchor, TopicPartition, int], int] = OrderedDict()
 
+    def unknown(self, positions: Positions) -> set[TopicPartition]:
+        """Returns the partitions of the target whose positions are not known now: they are held back."""
+        names, points, held_back = self._names(), self._points(), self._held_back()
+        return {
+            TopicPartition(names[item.topic], item.partition)
+            for item in positions
+            if item in held_back
+            and item.topic in names
+            and not (item.topic in points.topics and points.topics[item.topic].is_spread)
+        }
+
     def translate(self, positions: Positions) -> dict[TopicPartition, OffsetAndMetadata]:
         """Returns the positions of a group in the target, by its partitions. Raises ClientError.
 
@@ -182,42 +194,81 @@ class PositionTranslation:
         return min(self._kept[key], anchor.next[1])
 
 
+class Reported(NamedTuple):
+    """The positions of a group in one source, by partition of the target."""
+
+    positions: Positions
+    unknown: Collection[TopicPartition]
+    """The partitions whose positions are not known now."""
+
+
 class MergedPositions:
     """The positions of groups in topics that several sources are merged into: the smallest of all sources.
 
-    Until each source has reported its groups once, none are known. Threads may share it.
+    A group has read nothing of a source in which it has no position: where the records of this source begin
+    is its position there. Until each source has reported its groups once, none are known. Threads may share
+    it.
     """
 
     def __init__(self, aliases: Iterable[str]) -> None:
         self._lock = threading.Lock()
         self._waiting = set(aliases)
-        self._known: dict[str, dict[str, Positions]] = {alias: {} for alias in self._waiting}
-        """The positions in the target by source and group."""
-        self._current: dict[str, dict[str, Positions]] = {}
+        self._known: dict[str, dict[str, Reported]] = {alias: {} for alias in self._waiting}
+        self._current: dict[str, dict[str, Reported]] = {}
+        self._unread: dict[str, set[str]] = {}
+        """The groups that could not be read since the start, by source."""
+        self._starts: dict[str, Callable[[], Mapping[TopicPartition, int]]] = {}
+
+    def register(self, alias: str, starts: Callable[[], Mapping[TopicPartition, int]]) -> None:
+        """Adds a source. ``starts`` returns where its records begin in the target, by its partitions."""
+        self._starts[alias] = starts
 
     @property
     def is_complete(self) -> bool:
         """Whether each source has reported."""
         return not self._waiting
 
-    def merge(self, alias: str, group: str, positions: Positions) -> Positions:
-        """Notes the positions of a source's group, and returns those of the group in all sources."""
-        with self._lock:
-            self._current.setdefault(alias, {})[group] = positions
-            if self._waiting:
-                return {}
-            others = [
-                groups[group] for name, groups in self._known.items() if name != alias and group in groups
-            ]
-            found = dict(positions)
-            for other in others:
-                for item, position in other.items():
-                    if item not in found or position.offset < found[item].offset:
-                        found[item] = position
-            return found
+    def merge(
+        self, alias: str, group: str, positions: Positions, unknown: Collection[TopicPartition] = ()
+    ) -> Positions:
+        """Notes the positions of a source's group, and returns those of the group in all sources.
 
-    def finish(self, alias: str) -> None:
-        """Notes that a source has reported all groups."""
+        Omits the partitions that are ``unknown`` in one of them.
+        """
         with self._lock:
-            self._known[alias] = self._current.pop(alias, {})
+            self._current.setdefault(alias, {})[group] = own = Reported(positions, unknown)
+            if self._waiting or any(group in groups for groups in self._unread.values()):
+                return {}
+            reports = {name: groups.get(group, NOTHING) for name, groups in self._known.items()}
+            reports[alias] = own
+            # The positions were translated before: a source that begins later begins at or above them.
+            starts = {name: start() for name, start in self._starts.items()}
+            items = {item for report in reports.values() for item in report.positions}
+            items = items.difference(*(report.unknown for report in reports.values()))
+            return {item: _smallest(item, reports, starts) for item in items}
+
+    def finish(self, alias: str, failed: Collection[str] = ()) -> None:
+        """Notes that a source has reported all groups but those that could not be read now."""
+        with self._lock:
+            before, now = self._known[alias], self._current.pop(alias, {})
+            self._unread[alias] = {group for group in failed if group not in before and group not in now}
+            self._known[alias] = {group: before[group] for group in failed if group in before} | now
             self._waiting.discard(alias)
+
+
+NOTHING: Final = Reported({}, ())
+
+
+def _smallest(
+    item: TopicPartition,
+    reports: Mapping[str, Reported],
+    starts: Mapping[str, Mapping[TopicPartition, int]],
+) -> OffsetAndMetadata:
+    found = []
+    for name, report in reports.items():
+        start = starts.get(name, {}).get(item)
+        if item in report.positions:
+            found.append(report.positions[item])
+        elif start is not None:
+            found.append(OffsetAndMetadata(start))
+    return min(found, key=lambda one: one.offset)

@@ -25,7 +25,7 @@ from tidemill.client.range_reader import RangeReader
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.jobs.earlier_loads import position_after
+from tidemill.pipeline.jobs.earlier_loads import last_position, position_after
 from tidemill.pipeline.jobs.preflight_checks import AVAILABLE_NOW
 from tidemill.pipeline.jobs.table_folder import query_of, sync_plan
 from tidemill.pipeline.mirror.copy_options import CopyOptions
@@ -119,6 +119,9 @@ class RecordQuery:
         self._delivery = ""
         self.points = self._stored_points()
         """The current sync points; replaced as a whole."""
+        planned = last_position(checkpoint).offsets().items() - self.points.copied().items()
+        self._written = frozenset(item for item, _ in planned)
+        """The partitions of the source of which a batch may be written without a point after it."""
         self.failure: BaseException | None = None
         """The error of the last batch."""
 
@@ -147,6 +150,10 @@ class RecordQuery:
             self.close()
             raise
 
+    def starts(self) -> dict[TopicPartition, int]:
+        """Returns where the records of this source begin in the target, by its partitions."""
+        return self.points.starts(self._written)
+
     def close(self) -> None:
         """Closes the connections."""
         if self._clients is not None:
@@ -162,6 +169,9 @@ class RecordQuery:
         topics = self._connected().topics(ends)
         self._store(self._first_points(ends, topics))
         self._store(self._points_after_loss(ends, topics))
+        self._written |= {
+            TopicPartition(topic, number) for topic, one in topics.items() for number in one.changed
+        }
         seen = Observation(f"mirror-{self._alias}-{ends.number}")
         self._write(self._renamed(frame.observe(seen, *_counts()), topics), ends.number)
         self._store(self._next_points(ends, topics))

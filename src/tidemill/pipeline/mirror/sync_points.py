@@ -22,7 +22,7 @@ point then (KIP-382, ``OffsetSyncStore``). The file in the checkpoint of the sou
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tidemill.model.errors import TidemillError
@@ -137,6 +137,25 @@ class SyncPoints(NamedTuple):
             if (sources := [one.source for one in points if one.source is not None])
         }
 
+    def starts(self, written: Collection[TopicPartition] = ()) -> dict[TopicPartition, int]:
+        """Returns where the records of this source begin in the target, by its partitions, for the partitions
+        of the source with records.
+
+        ``written`` are the source's partitions of which a batch may be written without a point after it.
+        """
+        found: dict[TopicPartition, int] = {}
+        for topic, seen in self.topics.items():
+            filled = {
+                number
+                for number, points in seen.partitions.items()
+                if TopicPartition(topic, number) in written or _has_moved(points)
+            }
+            for number, points in seen.partitions.items():
+                targets = [one.target for one in points if one.target is not None]
+                if targets and (number in filled or (seen.is_spread and filled)):
+                    found[TopicPartition(topic, number)] = targets[0]
+        return found
+
     def of(self, topic: str, ids: TopicIds) -> TopicPoints:
         """Returns the points of a topic, none if they are of another topic with this name."""
         seen = self.topics.get(topic)
@@ -192,6 +211,12 @@ def _parse_topic(table: Mapping[str, Any]) -> TopicPoints:
         bool(table["spread"]),
         {int(number): tuple(SyncPoint(*one) for one in points) for number, points in table["points"].items()},
     )
+
+
+def _has_moved(points: Sequence[SyncPoint]) -> bool:
+    """Whether the mirror has passed offsets of the source since the first point."""
+    sources = [one.source for one in points if one.source is not None]
+    return len(set(sources)) > 1
 
 
 def _added(points: Sequence[SyncPoint], new: SyncPoint) -> list[SyncPoint]:

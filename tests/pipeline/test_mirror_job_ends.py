@@ -75,7 +75,7 @@ def test_a_query_that_has_not_copied_all_is_started_again_after_a_pause() -> Non
 @pytest.mark.parametrize("outage", [BrokerUnreachable("cut"), OSError("no route")])
 def test_an_outage_after_refused_batches_does_not_end_the_mirror(outage: Exception) -> None:
     run = run_with({}, lag({}, {}))
-    copied = {"refused": "t", "problem": "no", "records": 0, "bytes": 0}
+    copied = {"refused": "t\nno, since", "problem": "of another", "records": 0, "bytes": 0}
     table = {"batchId": 0, "observedMetrics": {"copied": copied}}
     query = Mock(recentProgress=[Mock(json=json.dumps(table))])
     run._observer.is_mirror.side_effect = outage
@@ -84,7 +84,7 @@ def test_an_outage_after_refused_batches_does_not_end_the_mirror(outage: Excepti
     query.recentProgress = [Mock(json=json.dumps(table))]
     run._observer.is_mirror.side_effect = None
     run._observer.is_mirror.return_value = True
-    with pytest.raises(ClientError) as problem:
+    with pytest.raises(ClientError, match=r"^no, since$") as problem:
         run._note_batches(query)
     assert problem.value.code is ErrorCode.POLICY_VIOLATION
 

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from record_builders import build_batch, build_message_set
+from tidemill.client import Admin
 from tidemill.client.errors import BrokerUnreachable, ClientError
+from tidemill.client.mirror_appender import MirrorAppender
+from tidemill.client.range_reader import RangeReader
 from tidemill.model.errors import ErrorCode
 from tidemill.pipeline.mirror import range_copy
 from tidemill.pipeline.mirror.range_copy import CopyRange, RangeCopy, SourceDiverged, may_be_same
@@ -22,6 +25,7 @@ from tidemill.records.batch import (
     whole_batch_size,
 )
 from tidemill.records.builder import assemble
+from tidemill.testing.broker import Broker
 from tidemill.wire.fetch_layout import FetchedPartition
 
 ROW = (1_700_000_000_000, b"key", b"value", None)
@@ -113,6 +117,21 @@ def test_another_topic_is_no_source_of_a_mirror(is_compacted: bool) -> None:
         copy_of(source, Log(batch(0), batch(1)), is_compacted=is_compacted).run()
 
 
+def test_entries_of_old_formats_for_a_topic_that_is_no_mirror_any_more_end_no_job() -> None:
+    """The job asks whether the topic is a mirror, and otherwise ends with this text."""
+    entries = [build_message_set(1, [(ROW[0], b"k", b"v")], base_offset=offset) for offset in range(9)]
+    with Broker() as broker, Admin(broker.bootstrap) as admin, RangeReader(broker.bootstrap) as mirror:
+        admin.create_topic("u", 1, 1)
+        target = MirrorAppender(broker.bootstrap)
+        source: Any = Log(*entries)
+        span = CopyRange("t", "u", 0, 9)
+        copied = RangeCopy(source, mirror, target, span).run()
+        target.close()
+    assert (copied.end, copied.code) == (0, ErrorCode.INVALID_RECORD)
+    assert "refuses what t-0 of the source has from offset 0 on" in copied.problem
+    assert "for its mirror u-0. Read it at the source" in copied.problem
+
+
 @pytest.mark.parametrize("code", [ErrorCode.POLICY_VIOLATION, ErrorCode.INVALID_TXN_STATE])
 def test_a_mirror_that_was_promoted_has_other_records_and_is_no_error(code: ErrorCode) -> None:
     mirror = Log(batch(0), batch(1, b"of a producer"))
@@ -148,6 +167,30 @@ def test_entries_of_old_formats_are_sent_alone() -> None:
     source, mirror = Log(*entries), Log()
     assert copy_of(source, mirror).run().end == 9
     assert mirror.in_flight_max == 1
+
+
+def test_requests_in_flight_are_given_up_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their responses belong to the attempt that has failed: the copy continues at the log end."""
+    monkeypatch.setattr(range_copy, "PAUSE_S", 0.0)
+    mirror: Any = Log()
+    attempt, waited = [0], []
+    send, wait = mirror.send, mirror.wait
+
+    def sent(item: Any, batches: bytes) -> Any:
+        return attempt[0], send(item, batches)
+
+    def failing_once(item: Any, request: Any) -> None:
+        waited.append((attempt[0], request[0]))
+        if len(waited) == 2:
+            attempt[0] += 1
+            raise BrokerUnreachable("cut")
+        wait(item, request[1])
+
+    mirror.send, mirror.wait = sent, failing_once
+    copied = copy_of(Log(*map(batch, range(9))), mirror).run()
+    assert (copied.end, copied.records) == (9, 9)
+    assert waited[1] == (0, 0)
+    assert all(now == of_request for now, of_request in waited)
 
 
 def test_a_copy_without_progress_pauses_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:

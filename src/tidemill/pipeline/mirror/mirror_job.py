@@ -28,6 +28,7 @@ from tidemill.pipeline.mirror.copy_source import FORMAT, MirrorDataSource
 from tidemill.pipeline.mirror.mirror_lag import MirrorLag, MirrorMetrics
 from tidemill.pipeline.mirror.position_translation import MergedPositions
 from tidemill.pipeline.mirror.query_failures import Verdict, verdict_on
+from tidemill.pipeline.mirror.range_copy import REFUSED
 from tidemill.pipeline.mirror.record_query import RecordQuery
 from tidemill.pipeline.mirror.record_source import OFFSETS_MAX, RecordDataSource, RecordOptions
 from tidemill.pipeline.mirror.target_names import ClaimedNames, TargetNames, prefixed_names
@@ -337,14 +338,14 @@ class SourceRun:
             return self._records.start()
         job, options = self._job, self._copy_options()
         rows = self._spark.readStream.format(FORMAT).options(**options.to_options()).load()
-        is_refused = f.col("code") == int(ErrorCode.POLICY_VIOLATION)
+        is_refused = f.col("code").isin([int(code) for code in REFUSED])
         writer = (
             rows.observe(
                 COPIED,
                 f.sum("records").alias("records"),
                 f.sum("bytes").alias("bytes"),
                 f.max("problem").alias("problem"),
-                f.max(f.when(is_refused, f.col("target"))).alias("refused"),
+                f.max(f.when(is_refused, f.concat_ws("\n", "target", "problem"))).alias("refused"),
             )
             .writeStream.queryName(f"mirror-{self._source.alias}")
             .format("noop")
@@ -370,9 +371,9 @@ class SourceRun:
                 self._restarts = 0
             if self._metrics is not None:
                 self._metrics.note_copied(self._source.alias, records, size)
-            refused = copied.get("refused")
-            if refused is not None and self._is_mirror(refused):
-                raise ClientError(self._copy_problem, ErrorCode.POLICY_VIOLATION, topic=refused)
+            refused, _, problem = (copied.get("refused") or "").partition("\n")
+            if refused and self._is_mirror(refused):
+                raise ClientError(problem, ErrorCode.POLICY_VIOLATION, topic=refused)
 
     def _is_mirror(self, name: str) -> bool:
         """Whether a topic of the target is an active mirror; False during an outage, which says nothing.

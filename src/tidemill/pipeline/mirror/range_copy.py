@@ -47,12 +47,15 @@ STALLED_S: Final = 20.0
 """How long a copy tries without progress. It ends then, and the next micro-batch continues."""
 PAUSE_S: Final = 0.2
 NO_EPOCH: Final = -1
+REFUSED: Final = (ErrorCode.POLICY_VIOLATION, ErrorCode.INVALID_RECORD)
+"""Errors of a topic of the target that was promoted: it refuses batches of another cluster, and entries of
+message formats v0 and v1, which do not show that they are of one. From a mirror they are final."""
 LEFT_TO_PLANNING: Final = (
+    *REFUSED,
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-    ErrorCode.POLICY_VIOLATION,
     ErrorCode.INVALID_TXN_STATE,
 )
-"""Errors of a topic of the target that was deleted or promoted: an ordinary topic refuses batches of
+"""Errors of a topic of the target that was deleted or promoted: an ordinary topic also refuses batches of
 transactions of another cluster."""
 
 _I64 = struct.Struct(">q")
@@ -223,12 +226,25 @@ class RangeCopy:
                 self._copy_from(position, self._compare_last(position))
             except ClientError as problem:
                 self._in_flight.clear()
-                self.result.problem, self.result.code = str(problem), int(problem.code)
+                self.result.problem, self.result.code = self._text_of(problem), int(problem.code)
                 if not self._may_continue(problem):
                     return self.result
                 if time.monotonic() >= deadline:
                     return self.result
                 time.sleep(PAUSE_S)
+
+    def _text_of(self, problem: ClientError) -> str:
+        """Returns the text of an error; with the offset and the next step if the target refuses batches."""
+        if problem.code != ErrorCode.INVALID_RECORD:
+            return str(problem)
+        span = self._span
+        offset = max(0, self.result.end)
+        return (
+            f"{problem}. The target refuses what {span.topic}-{span.partition} of the source has from offset "
+            f"{offset} on, or a little later, for its mirror {self._item}. Read it at the source ('tidemill "
+            f"consume {span.topic} -p {span.partition} --offset {offset} -n 1'): if it is damaged, deny the "
+            "topic, or delete the mirror in the target and copy the records with --offsets new"
+        )
 
     def _may_continue(self, problem: ClientError) -> bool:
         """Whether another attempt may succeed at once. Raises an error that would stay.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
@@ -16,7 +16,7 @@ from tidemill.client.group_offsets import OffsetAndMetadata
 from tidemill.client.offsets_of_groups import OffsetsOfGroups
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.mirror import written_positions
+from tidemill.pipeline.mirror import mirror_job, written_positions
 from tidemill.pipeline.mirror.cluster_observer import ClusterObserver
 from tidemill.pipeline.mirror.group_sync import GroupSync
 from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource
@@ -275,6 +275,58 @@ def test_the_records_of_a_source_begin_at_its_first_point() -> None:
     assert points.starts() == {T0: 8}
     spread = points.with_points("t", IDS, {2: SyncPoint(0, None, 4)}, is_spread=True)
     assert spread.starts() == {T0: 8, T1: 2, TopicPartition("t", 2): 4}
+
+
+@pytest.mark.parametrize(
+    ("more", "are_merged"),
+    [
+        ({"same_offsets": False}, True),
+        ({"same_offsets": False, "prefixed": True}, False),
+        ({"same_offsets": True}, False),
+    ],
+)
+def test_the_sources_of_a_job_share_the_positions_of_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, bool], are_merged: bool
+) -> None:
+    sources = [MirrorSource(alias, {"bootstrap.servers": "a:1"}) for alias in ("east", "north")]
+    west = MirrorSource("west", {"bootstrap.servers": "b:1"})
+    job = MirrorJob(sources=sources, target=west, checkpoint=str(tmp_path), **more)
+    given: list[MergedPositions | None] = []
+
+    def run_of(_spark: Any, _job: Any, source: Any, _metrics: Any, merged: Any, _claimed: Any) -> Any:
+        given.append(merged)
+        return Mock(has_ended=lambda: True, progress=None)
+
+    monkeypatch.setattr(mirror_job, "SourceRun", run_of)
+    monkeypatch.setattr(mirror_job, "Admin", MagicMock())
+    monkeypatch.setattr(mirror_job, "refuse_without_mirrors", Mock())
+    mirror_job.mirror(Mock(), job)
+    assert len(given) == 2
+    assert given[0] is given[1]
+    assert (given[0] is not None) == are_merged
+
+
+def test_a_group_of_several_sources_is_where_it_has_read_everything(tmp_path: Path) -> None:
+    sources = [MirrorSource(alias, {"bootstrap.servers": "a:1"}) for alias in ("east", "north")]
+    west = MirrorSource("west", {"bootstrap.servers": "b:1"})
+    job = MirrorJob(sources=sources, target=west, checkpoint=str(tmp_path), same_offsets=False)
+    merged = MergedPositions(["east", "north"])
+    observers = []
+    for source, offset, begin in zip(sources, (40, 30), (5, 3), strict=True):
+        records = Mock(starts=lambda begin=begin: {T0: begin})
+        observer: Any = ClusterObserver(job, source, records, merged)
+        observer._translation = Mock(unknown=Mock(return_value=set()))
+        observer._translation.translate.return_value = positions_at(offset)
+        observer._groups = Mock(failures={}, copied=0)
+        assert not observer.knows_positions
+        assert observer._translate("both", {}) == {}
+        observer.copy_positions(Mock(ends={}))
+        observers.append(observer)
+    assert observers[0].knows_positions
+    assert observers[0]._translate("both", {}) == positions_at(30)
+    assert observers[0]._translate("east only", {}) == positions_at(3)
+    observers[1].copy_positions(Mock(ends={}))
+    assert observers[1]._translate("north only", {}) == positions_at(5)
 
 
 # -- stop

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock, call
+from unittest.mock import Mock, call, patch
 
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
@@ -497,6 +497,26 @@ def test_a_batch_is_written_only_once_its_plan_is_on_disk(tmp_path: Path) -> Non
         call.sync_directory(f"{tmp_path}/offsets"),
         call.sync_directory(str(tmp_path)),
     ]
+
+
+def test_a_target_that_has_lost_records_gets_its_point_before_the_batch_is_written(tmp_path: Path) -> None:
+    ends = record_query.BatchEnds(5, position({T0: 100}), position({T0: 120}))
+    topic = record_query.TargetTopic("t", TopicIds(ID, ID), {0: 120}, frozenset({0}), 1, 1)
+    query: Any = query_in(tmp_path)
+    query.points = SyncPoints({"t": TopicPoints(TopicIds(ID, ID), False, {0: (SyncPoint(4, 100, 77),)})})
+    target_ends = Mock(return_value={T0: 90})
+    clients = Mock(topics=Mock(return_value={"t": topic}), stable_ends=Mock(return_value={T0: 60}))
+    query._clients = Mock(topics=clients.topics, stable_ends=clients.stable_ends, target_ends=target_ends)
+    query._renamed, written = Mock(), []
+    query._write = lambda *_: written.append(query._stored_points().topics["t"].partitions[0])
+    observed = Mock(get={"records": 20, "bytes": 1})
+    with (
+        patch.object(record_query, "Observation", return_value=observed),
+        patch.object(record_query, "_counts"),
+    ):
+        query._write_batch(Mock(), ends)
+    assert written == [(SyncPoint(4, 100, 60),)]
+    assert query.points.topics["t"].partitions[0] == (SyncPoint(4, 100, 60), SyncPoint(5, 120, 90))
 
 
 def test_the_error_of_a_batch_is_kept_for_the_verdict(tmp_path: Path) -> None:

@@ -6,10 +6,8 @@ Records are compared as librdkafka reads them: a peer that shares no code with t
 from __future__ import annotations
 
 import copy
-import threading
-import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -178,50 +176,3 @@ class RecordMirror:
                 item = TopicPartition(name or self.topic, number)
                 before = rows_before(here[number], at)
                 assert rows_before(there[number], translated[item]) == before, (at, item, translated[item])
-
-
-class Running:
-    """A mirror that runs in a thread until the end of a ``with`` block."""
-
-    def __init__(self, mirrored: RecordMirror, **more: Any) -> None:
-        self._stopping = threading.Event()
-        self.progress: list[SourceProgress] = []
-        self.failure: BaseException | None = None
-        job = mirrored.job(trigger="0 seconds", **more)
-
-        def run() -> None:
-            try:
-                mirror(mirrored.spark, job, self._note, None, self._stopping)
-            except BaseException as problem:  # noqa: BLE001 - the test examines it
-                self.failure = problem
-
-        self._thread = threading.Thread(target=run)
-
-    def _note(self, progress: Any) -> None:
-        self.progress = list(progress)
-
-    def __enter__(self) -> Running:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert self.failure is None, self.failure
-            assert time.monotonic() < deadline, self.progress
-            time.sleep(0.1)
-
-    def lag_of(self, messages: int) -> bool:
-        """Whether the last measured lag is so many messages, and has an age if there are any."""
-        lag = self.progress[0].lag if self.progress else None
-        return lag is not None and lag.total == messages and (lag.seconds_max > 0) == (messages > 0)
-
-    def has_copied(self, records: int) -> bool:
-        """Whether so many records were written since the start, and nothing waits."""
-        if not self.progress or self.progress[0].lag is None:
-            return False
-        return self.progress[0].records >= records and not self.progress[0].lag.total

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from record_mirrors import RecordMirror, Running, committed_rows, rows_before
+from record_mirrors import RecordMirror, committed_rows, rows_before
+from running_mirror import Running
 
 from tidemill.client import Admin
 from tidemill.client.admin_types import ConfigResource, ResourceType

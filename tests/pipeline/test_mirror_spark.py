@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
 from mirrored_logs import assert_same_logs, bounds
+from running_mirror import Running
 
 from tidemill.cli.main import command
 from tidemill.client import Admin, Consumer, Producer
@@ -90,46 +90,6 @@ class Mirrored:
 @pytest.fixture
 def mirrored(spark: SparkSession, source: Broker, target: Broker, tmp_path: Path) -> Mirrored:
     return Mirrored(spark, source, target, tmp_path)
-
-
-class Running:
-    """A mirror that runs in a thread until the end of a ``with`` block."""
-
-    def __init__(self, mirrored: Mirrored, metrics: MirrorMetrics | None = None, **more: Any) -> None:
-        self._stopping = threading.Event()
-        self.progress: list[SourceProgress] = []
-        self.failure: BaseException | None = None
-        job = mirrored.job(trigger="0 seconds", **more)
-
-        def run() -> None:
-            try:
-                mirror(mirrored.spark, job, self._note, metrics, self._stopping)
-            except BaseException as problem:  # noqa: BLE001 - the test examines it
-                self.failure = problem
-
-        self._thread = threading.Thread(target=run)
-
-    def _note(self, progress: Any) -> None:
-        self.progress = list(progress)
-
-    def __enter__(self) -> Running:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert self.failure is None, self.failure
-            assert time.monotonic() < deadline, self.progress
-            time.sleep(0.1)
-
-    def is_up_to_date(self) -> bool:
-        lag = self.progress[0].lag if self.progress else None
-        return lag is not None and bool(lag.messages) and not lag.total
 
 
 def test_topics_transactions_and_group_positions_are_copied_with_their_offsets(mirrored: Mirrored) -> None:

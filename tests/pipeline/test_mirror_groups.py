@@ -16,14 +16,14 @@ from tidemill.client.group_offsets import OffsetAndMetadata
 from tidemill.client.offsets_of_groups import OffsetsOfGroups
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.mirror import mirror_job, written_positions
+from tidemill.pipeline.mirror import mirror_job, written_group_offsets
 from tidemill.pipeline.mirror.cluster_observer import ClusterObserver
 from tidemill.pipeline.mirror.group_sync import GroupSync
 from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource
 from tidemill.pipeline.mirror.position_translation import MergedPositions
 from tidemill.pipeline.mirror.sync_points import NO_POINTS, SyncPoint, TopicIds
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
-from tidemill.pipeline.mirror.written_positions import (
+from tidemill.pipeline.mirror.written_group_offsets import (
     POSITIONS_FILE,
     WrittenPositions,
     encode_positions,
@@ -190,7 +190,7 @@ def test_a_position_goes_back_after_a_crash_before_or_after_its_commit(
 def test_a_group_that_is_not_listed_for_long_is_forgotten(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(written_positions, "ABSENT_MAX", 3)
+    monkeypatch.setattr(written_group_offsets, "ABSENT_MAX", 3)
     copy.run()
     written = WrittenPositions(copy.path)
     for listed in ((), (), ("g",), (), ()):

@@ -22,14 +22,14 @@ from tidemill.client.range_reader import RangeReader, TopicView
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.batch_planning import ClusterView
-from tidemill.pipeline.mirror import copy_source, reachable_offsets, shorter_sources
+from tidemill.pipeline.mirror import copy_source, reachable_partition_offsets, source_truncation
 from tidemill.pipeline.mirror.copy_options import CopyOptions
 from tidemill.pipeline.mirror.copy_source import MirroredClusters
 from tidemill.pipeline.mirror.mirror_lag import MirrorLag, MirrorMetrics, measure_lag, measure_record_lag
-from tidemill.pipeline.mirror.reachable_offsets import ReachableOffsets
+from tidemill.pipeline.mirror.reachable_partition_offsets import ReachableOffsets
 from tidemill.pipeline.mirror.record_planning import waiting_for_target
 from tidemill.pipeline.mirror.record_source import RecordClusters, RecordOptions
-from tidemill.pipeline.mirror.shorter_sources import ShorterSources
+from tidemill.pipeline.mirror.source_truncation import ShorterSources
 from tidemill.pipeline.mirror.target_names import TargetNames
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
 from tidemill.pipeline.stream_offsets import StreamPosition
@@ -96,7 +96,7 @@ def test_a_partition_without_a_leader_is_left_out_until_the_metadata_names_one()
 
 def test_a_leader_that_does_not_answer_is_asked_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(reachable_offsets, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(reachable_partition_offsets, "time", SimpleNamespace(monotonic=lambda: now[0]))
     reader = Leaders()
     offsets = offsets_of(reader)
     reader.failures = {T1: RequestTimeout("silent")}
@@ -105,7 +105,7 @@ def test_a_leader_that_does_not_answer_is_asked_again_after_a_pause(monkeypatch:
         assert offsets.list([T0, T1], LATEST) == {T0: 10}
     reader.failures = {}
     assert offsets.list([T0, T1], LATEST) == {T0: 10}
-    now[0] += reachable_offsets.AGAIN_S
+    now[0] += reachable_partition_offsets.AGAIN_S
     assert offsets.list([T0, T1], LATEST) == {T0: 10, T1: 10}
     assert reader.asked == [{T0, T1}, {T0}, {T0}, {T0}, {T0, T1}]
 
@@ -163,7 +163,7 @@ def test_the_ends_of_the_target_are_read_before_those_of_the_source() -> None:
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 1_000.0
-        monkeypatch.setattr(shorter_sources, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        monkeypatch.setattr(source_truncation, "time", SimpleNamespace(monotonic=lambda: self.now_s))
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_a_high_watermark_that_a_new_leader_has_not_moved_yet_is_no_loss(clock: 
 
 @pytest.mark.parametrize(
     ("ends", "patience_s"),
-    [({T0: 9}, shorter_sources.SHORTER_S), ({}, shorter_sources.SHORTER_WITHOUT_LOG_END_S)],
+    [({T0: 9}, source_truncation.SHORTER_S), ({}, source_truncation.SHORTER_WITHOUT_LOG_END_S)],
 )
 def test_a_log_that_stays_shorter_has_lost_records(
     clock: Clock, ends: dict[TopicPartition, int], patience_s: float
@@ -210,7 +210,7 @@ def test_a_mirror_waits_for_a_source_that_may_not_be_shorter_and_copies_the_othe
     assert [(one.partition, one.end) for one in copy_source.ranges_behind(view, view.source.latest)] == [
         (1, 20)
     ]
-    clock.now_s += shorter_sources.SHORTER_S
+    clock.now_s += source_truncation.SHORTER_S
     with pytest.raises(DataLoss, match="the mirror t-0 ends at 10, and its source t-0 at 7"):
         clusters.view(StreamPosition({}))
 
@@ -348,7 +348,7 @@ def test_a_source_without_one_of_its_brokers_is_mirrored_on(pair: tuple[Cluster,
         for _ in range(20):
             assert clusters.view(StreamPosition({})).source.latest == dict.fromkeys(left, 1)
         # The first attempt has waited; the next ones wait for no leader.
-        assert time.monotonic() - began_s[1] < 20 * reachable_offsets.PATIENCE_S
+        assert time.monotonic() - began_s[1] < 20 * reachable_partition_offsets.PATIENCE_S
     finally:
         clusters.close()
     records = RecordClusters(RecordOptions(options))

@@ -27,11 +27,23 @@ from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.batch_planning import ClusterView
-from tidemill.pipeline.mirror import cluster_observer, loops, outages, record_query, record_source, topic_sync
+from tidemill.pipeline.mirror import (
+    cluster_observer,
+    cluster_outages,
+    mirror_loop_detection,
+    record_query,
+    record_source,
+    topic_sync,
+)
 from tidemill.pipeline.mirror.checkpoint_clusters import CLUSTERS_FILE, ClusterIds, refuse_other_clusters
 from tidemill.pipeline.mirror.copy_options import CopyOptions
-from tidemill.pipeline.mirror.loops import KnownMarks, mark_topics, marked_topics, refuse_same_cluster
 from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource
+from tidemill.pipeline.mirror.mirror_loop_detection import (
+    KnownMarks,
+    mark_topics,
+    marked_topics,
+    refuse_same_cluster,
+)
 from tidemill.pipeline.mirror.query_failures import Verdict, verdict_on
 from tidemill.pipeline.mirror.record_planning import MirrorDataLoss, changes_of, plan_advance, plan_batch
 from tidemill.pipeline.mirror.record_query import RecordQuery
@@ -162,12 +174,12 @@ class Clusters:
 
 
 def reader_of(monkeypatch: pytest.MonkeyPatch, *views: ClusterView | ClientError, **more: Any) -> Any:
-    for module, name in ((record_source, "LOSS_PAUSE_S"), (outages, "PAUSE_S")):
+    for module, name in ((record_source, "LOSS_PAUSE_S"), (cluster_outages, "PAUSE_S")):
         monkeypatch.setattr(module, name, 0.0)
     copy = CopyOptions({"bootstrap.servers": "a:1"}, {"bootstrap.servers": "b:1"}, ALL_NAMES, TargetNames())
     schema = StructType([StructField("value", BinaryType())])
     reader: Any = record_source.RecordStreamReader(RecordOptions(copy, **more), schema)
-    reader._clusters = Clusters(*views)
+    reader._clusters = Mock(get=Mock(return_value=Clusters(*views)))
     return reader
 
 
@@ -181,7 +193,7 @@ def test_a_batch_has_a_limit_and_ends_where_the_source_did(monkeypatch: pytest.M
         assert len(reader.partitions(start, end)) <= 2
         ends.append(parse_position(end).offsets())
         start = end
-        reader._clusters.views = [view({T0: 0, T1: 0}, {T0: 500, T1: 500})]
+        reader._clusters.get().views = [view({T0: 0, T1: 0}, {T0: 500, T1: 500})]
     assert ends[-1] == {T0: 90, T1: 10}
     assert all(sum(after.values()) - sum(before.values()) <= 20 for before, after in pairwise(ends))
 
@@ -241,7 +253,7 @@ def test_a_planned_topic_is_read_even_if_it_is_not_selected_any_more(monkeypatch
     first, last = (StreamPosition({**one.topics, **unmoved}).to_json() for one in (start, end))
     reader = reader_of(monkeypatch, view({T0: 0}, {T0: 9}))
     assert [(one.start, one.end) for one in reader.partitions(first, last)] == [(5, 9)]
-    assert (reader._clusters.planned, reader._clusters.needed) == ({"t"}, {T0})
+    assert (reader._clusters.get().planned, reader._clusters.get().needed) == ({"t"}, {T0})
     clusters: Any = object.__new__(record_source.RecordClusters)
     clusters._names, clusters._next_sync_s, clusters._partitions = {"a": "a"}, float("inf"), {"a": 1}
     clusters._source, clusters._target = Mock(held_back={}), Mock(describe=Mock(return_value={}))
@@ -382,7 +394,9 @@ def test_marks_are_found_whatever_the_names(
     state = {"source1.t": TopicState(1, 1, {})}
     monkeypatch.setattr(topic_sync, "read_topics", lambda _admin, _wanted: state)
     monkeypatch.setattr(topic_sync, "read_topics_named", lambda _admin, _names: {})
-    monkeypatch.setattr(loops, "marked_topics", lambda _source, _target, _known: {"source1.t"})
+    monkeypatch.setattr(
+        mirror_loop_detection, "marked_topics", lambda _source, _target, _known: {"source1.t"}
+    )
     sync: Any = topic_sync.TopicSync(Mock(), Mock(), ALL_NAMES, names, same_offsets=same_offsets)
     sync._settings = lambda: SETTINGS._replace(same_offsets=same_offsets)
     _, refused = sync.existing()
@@ -420,17 +434,19 @@ def test_marks_that_were_read_are_kept_while_their_coordinator_does_not_answer(
     marks = KnownMarks(here, there)
     assert marks.topics() == {"t"}
     now, asked = [1_000.0], Mock(side_effect=BrokerUnreachable("cut"))
-    monkeypatch.setattr(loops, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
+    monkeypatch.setattr(
+        mirror_loop_detection, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0)
+    )
 
     def wait(*_: Any, **__: Any) -> None:
-        now[0] += loops.COORDINATOR_S
+        now[0] += mirror_loop_detection.COORDINATOR_S
         asked()
 
     here.group_offsets = wait
     for _ in range(3):
         assert marks.topics() == {"t"}
     assert asked.call_count == 1
-    now[0] += loops.MARK_S
+    now[0] += mirror_loop_detection.MARK_S
     assert marks.topics() == {"t"}
     assert asked.call_count == 2
     with pytest.raises(BrokerUnreachable):
@@ -504,9 +520,12 @@ def test_a_target_that_has_lost_records_gets_its_point_before_the_batch_is_writt
     topic = record_query.TargetTopic("t", TopicIds(ID, ID), {0: 120}, frozenset({0}), 1, 1)
     query: Any = query_in(tmp_path)
     query.points = SyncPoints({"t": TopicPoints(TopicIds(ID, ID), False, {0: (SyncPoint(4, 100, 77),)})})
-    target_ends = Mock(return_value={T0: 90})
-    clients = Mock(topics=Mock(return_value={"t": topic}), stable_ends=Mock(return_value={T0: 60}))
-    query._clients = Mock(topics=clients.topics, stable_ends=clients.stable_ends, target_ends=target_ends)
+    clients = Mock(
+        topics=Mock(return_value={"t": topic}),
+        stable_ends=Mock(return_value={T0: 60}),
+        target_ends=Mock(return_value={T0: 90}),
+    )
+    query._clients = Mock(get=lambda: clients)
     query._renamed, written = Mock(), []
     query._write = lambda *_: written.append(query._stored_points().topics["t"].partitions[0])
     observed = Mock(get={"records": 20, "bytes": 1})
@@ -540,7 +559,8 @@ def first_points(query: RecordQuery, ends: record_query.BatchEnds, targets: int 
         "t", TopicIds(ID, ID), ends.end.topics["t"].next, ends.changed("t"), 1, targets
     )
     at_end = {TopicPartition("t", number): 77 for number in range(targets)}
-    query._clients = Mock(starts=Mock(return_value={T0: 100}), target_ends=Mock(return_value=at_end))
+    clients = Mock(starts=Mock(return_value={T0: 100}), target_ends=Mock(return_value=at_end))
+    query._clients = Mock(get=lambda: clients)
     return query._first_points(ends, {"t": topic})
 
 
@@ -579,7 +599,7 @@ def test_a_target_that_has_lost_records_gets_a_point_at_its_end(
     topic = record_query.TargetTopic("t", TopicIds(ID, ID), {0: 120}, frozenset({0}), 1, 1)
     query = query_in(tmp_path)
     query.points = SyncPoints({"t": TopicPoints(TopicIds(ID, ID), False, {0: stored})})
-    query._clients = Mock(stable_ends=Mock(return_value={T0: end}))
+    query._clients = Mock(get=lambda: Mock(stable_ends=Mock(return_value={T0: end})))
     assert query._points_after_loss(ends, {"t": topic}).topics["t"].partitions == {0: points}
 
 

@@ -40,6 +40,26 @@ ClientT = TypeVar("ClientT", bound=Closable)
 ResultT = TypeVar("ResultT")
 
 
+class OpenedOnce(Generic[ClientT]):
+    """The clients of a reader or a query, which are opened at their first use. For one thread."""
+
+    def __init__(self, open_clients: Callable[[], ClientT]) -> None:
+        self._open_clients = open_clients
+        self._opened: ClientT | None = None
+
+    def get(self) -> ClientT:
+        """Returns the clients."""
+        if self._opened is None:
+            self._opened = self._open_clients()
+        return self._opened
+
+    def close(self) -> None:
+        """Closes the clients; the next use opens others."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+
 class ClientPool(Generic[ClientT]):
     """Idle clients of this process, by their configuration.
 

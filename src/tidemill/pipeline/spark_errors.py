@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-OURS = re.compile(r"^tidemill\.[\w.]+: (.+)$", re.MULTILINE)
+TIDEMILL_ERROR = re.compile(r"\btidemill\.(?:\w+\.)*([A-Z]\w*): (.+)$", re.MULTILINE)
+"""An error of this package in a Java or Python stack trace: its class and its text."""
 
 NAME = re.compile(r"^\[[A-Z_0-9.]+\]\s*")
 SQL_STATE = re.compile(r"\s*SQLSTATE: \w{5}\b")
@@ -21,9 +22,9 @@ GATEWAY = "JAVA_GATEWAY_EXITED"
 def explained(problem: BaseException) -> str:
     """Returns the message of the Tidemill error in a Spark error, or the innermost line of Spark's text."""
     text = str(problem)
-    found = OURS.findall(text)
+    found = TIDEMILL_ERROR.findall(text)
     if found:
-        message: str = found[-1]
+        message: str = found[-1][1]
         return message.strip()
     causes = [cause.strip() for cause in CAUSED_BY.findall(text)]
     if causes and (inner := _without_class(causes[-1])):

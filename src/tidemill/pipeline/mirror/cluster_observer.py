@@ -14,7 +14,6 @@ from tidemill.model.types import TopicPartition
 from tidemill.pipeline.mirror.checkpoint_clusters import refuse_other_clusters
 from tidemill.pipeline.mirror.copy_source import every_record
 from tidemill.pipeline.mirror.group_sync import GroupSync, Positions, same_positions
-from tidemill.pipeline.mirror.loops import mark_topics, refuse_same_cluster
 from tidemill.pipeline.mirror.mirror_lag import (
     NO_LAG,
     MirrorLag,
@@ -22,14 +21,15 @@ from tidemill.pipeline.mirror.mirror_lag import (
     measure_lag,
     measure_record_lag,
 )
+from tidemill.pipeline.mirror.mirror_loop_detection import mark_topics, refuse_same_cluster
 from tidemill.pipeline.mirror.position_translation import MergedPositions, PositionTranslation
-from tidemill.pipeline.mirror.reachable_offsets import ReachableOffsets, no_leader
+from tidemill.pipeline.mirror.reachable_partition_offsets import ReachableOffsets, no_leader
 from tidemill.pipeline.mirror.record_planning import waiting_for_target
 from tidemill.pipeline.mirror.record_query import RecordQuery
 from tidemill.pipeline.mirror.record_source import committed_only
 from tidemill.pipeline.mirror.target_names import ClaimedNames
 from tidemill.pipeline.mirror.topic_sync import TopicSync, read_topics_named
-from tidemill.pipeline.mirror.written_positions import POSITIONS_FILE, WrittenPositions
+from tidemill.pipeline.mirror.written_group_offsets import POSITIONS_FILE, WrittenPositions
 from tidemill.wire.list_offset_timestamps import LATEST
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Notes when a mirror cannot continue, and when it does again."""
+"""Which errors of a cluster are outages, and when a mirror waits because of one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ logger = logging.getLogger("tidemill.pipeline")
 PAUSE_S: Final = 1.0
 
 
+def is_outage(problem: BaseException) -> bool:
+    """Whether another attempt may succeed without a change by an operator."""
+    if isinstance(problem, ClientError):
+        return problem.retriable and not isinstance(problem, DataLoss)
+    return isinstance(problem, OSError)
+
+
 class Outages:
     """The outages of one process, each of which is logged once."""
 
@@ -21,7 +28,7 @@ class Outages:
 
     def wait(self, problem: ClientError | OSError) -> None:
         """Logs the start of an outage, and waits. Raises an error that no wait would end."""
-        if isinstance(problem, DataLoss) or (isinstance(problem, ClientError) and not problem.retriable):
+        if not is_outage(problem):
             raise problem
         if not self._reason:
             self._reason = str(problem)

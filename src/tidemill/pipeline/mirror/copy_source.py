@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -24,7 +25,8 @@ from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.available_now import SupportsTriggerAvailableNow
 from tidemill.pipeline.batch_planning import ClusterView, Offsets
-from tidemill.pipeline.connect import ClientPool, pooled_cluster
+from tidemill.pipeline.connect import ClientPool, OpenedOnce, pooled_cluster
+from tidemill.pipeline.mirror.cluster_outages import Outages
 from tidemill.pipeline.mirror.copy_options import CopyOptions, parse_copy_options
 from tidemill.pipeline.mirror.copy_planning import (
     CopyTask,
@@ -39,10 +41,9 @@ from tidemill.pipeline.mirror.copy_planning import (
     replaced_topics,
     tasks_of,
 )
-from tidemill.pipeline.mirror.outages import Outages
 from tidemill.pipeline.mirror.range_copy import CopyRange, RangeCopy
-from tidemill.pipeline.mirror.reachable_offsets import ReachableOffsets
-from tidemill.pipeline.mirror.shorter_sources import ShorterSources
+from tidemill.pipeline.mirror.reachable_partition_offsets import ReachableOffsets
+from tidemill.pipeline.mirror.source_truncation import ShorterSources
 from tidemill.pipeline.mirror.topic_sync import TopicSync
 from tidemill.pipeline.stream import IDLE_PAUSE_S_MAX, IDLE_PAUSE_S_MIN
 from tidemill.pipeline.stream_offsets import StreamPosition
@@ -92,7 +93,7 @@ class MirrorStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: CopyOptions) -> None:
         self._options = options
-        self._clusters: MirroredClusters | None = None
+        self._clusters = OpenedOnce(partial(MirroredClusters, options))
         self._position = MirrorPosition(0, StreamPosition({}))
         self._target: Offsets | None = None
         self._last_read_s = 0.0
@@ -112,7 +113,7 @@ class MirrorStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         position = self._position if start is None else parse_mirror_position(start)
         self._pause_if_idle()
         try:
-            view = self._connected().view(position.source)
+            view = self._clusters.get().view(position.source)
             self._outages.end()
         except (ClientError, OSError) as problem:
             self._outages.wait(problem)
@@ -136,10 +137,10 @@ class MirrorStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Waits until each source that is shorter than its mirror has reported its end, or counts as shorter.
         """
-        view = self._connected().view(self._position.source)
+        view = self._clusters.get().view(self._position.source)
         while copied_beyond_source(view):
             time.sleep(OUTAGE_PAUSE_S)
-            view = self._connected().view(self._position.source)
+            view = self._clusters.get().view(self._position.source)
         self._target = view.source.latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -148,7 +149,7 @@ class MirrorStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start == end:
             return []
         try:
-            view = self._connected().view(self._position.source)
+            view = self._clusters.get().view(self._position.source)
         except (ClientError, OSError) as problem:
             self._outages.wait(problem)
             return []
@@ -173,14 +174,7 @@ class MirrorStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Does nothing: the log ends of the target are the position."""
 
     def stop(self) -> None:
-        if self._clusters is not None:
-            self._clusters.close()
-            self._clusters = None
-
-    def _connected(self) -> MirroredClusters:
-        if self._clusters is None:
-            self._clusters = MirroredClusters(self._options)
-        return self._clusters
+        self._clusters.close()
 
     def _ends(self, view: MirrorView) -> Offsets:
         if self._target is None:

@@ -2,8 +2,8 @@
 
 :func:`plan_positions` decides, without I/O. A position is copied once the mirror has the records before it. A
 position in the target that the mirror has not written is left if it is ahead: the group has read there. One
-that it has written follows the source back, also if the job was started again (:mod:`.written_positions`).
-Groups with members in the target are left alone.
+that it has written follows the source back, also after a restart of the job
+(:mod:`.written_group_offsets`). Groups with members in the target are left alone.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tidemill.client.group_requests import CONSUMER_PROTOCOL
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.batch_planning import Offsets
-from tidemill.pipeline.mirror.loops import GROUP_PREFIX
+from tidemill.pipeline.mirror.mirror_loop_detection import GROUP_PREFIX
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
-from tidemill.pipeline.mirror.written_positions import WrittenPositions
+from tidemill.pipeline.mirror.written_group_offsets import WrittenPositions
 
 logger = logging.getLogger("tidemill.pipeline")
 

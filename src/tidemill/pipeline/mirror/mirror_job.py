@@ -34,7 +34,7 @@ from tidemill.pipeline.mirror.record_source import OFFSETS_MAX, RecordDataSource
 from tidemill.pipeline.mirror.target_names import ClaimedNames, TargetNames, prefixed_names
 from tidemill.pipeline.mirror.target_support import refuse_without_mirrors
 from tidemill.pipeline.mirror.topic_filter import ALL_NAMES, TopicFilter
-from tidemill.pipeline.spark_errors import OURS, explained
+from tidemill.pipeline.spark_errors import TIDEMILL_ERROR, explained
 
 logger = logging.getLogger("tidemill.pipeline")
 
@@ -253,7 +253,7 @@ class SourceRun:
         if self._records is not None:
             return self._restarts_records(self._records, problem)
         text = str(problem)
-        if OURS.search(text) or self._restarts >= RESTARTS_MAX:
+        if TIDEMILL_ERROR.search(text) or self._restarts >= RESTARTS_MAX:
             raise problem
         self._restarts += 1
         self._restart_at_s = time.monotonic() + RESTART_PAUSE_S

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 from tidemill.client.errors import ClientError
 from tidemill.client.range_reader import RangeReader
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.mirror.reachable_offsets import ReachableOffsets
+from tidemill.pipeline.mirror.reachable_partition_offsets import ReachableOffsets
 from tidemill.records.batch import BASE_TIMESTAMP, CURRENT_MAGIC, MAGIC, RECORDS
 from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 

@@ -22,6 +22,7 @@ from tidemill.client.group_offsets import OffsetAndMetadata
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.mirror.checkpoint_clusters import ClusterIds
+from tidemill.pipeline.mirror.cluster_outages import is_outage
 
 logger = logging.getLogger("tidemill.pipeline")
 
@@ -53,7 +54,8 @@ def mark_topics(source: Admin, target: Admin, names: Iterable[str], now_s: float
     try:
         target.alter_group_offsets(GROUP_PREFIX + source_id, marks, timeout=COORDINATOR_S)
     except ClientError as problem:
-        _refuse_outage(problem)
+        if _must_wait(problem):
+            raise
         logger.info("topics are not marked as mirrors, so that a loop is not noticed: %s", problem)
 
 
@@ -68,8 +70,8 @@ def marked_topics(
     try:
         marks = source.group_offsets(GROUP_PREFIX + target_id, timeout=COORDINATOR_S)
     except ClientError as problem:
-        if known is None or not problem.retriable:
-            _refuse_outage(problem)
+        if known is None and _must_wait(problem):
+            raise
         logger.info("marks of mirrors cannot be read, so that a new loop is not noticed: %s", problem)
         return known or set()
     return {item.topic for item, mark in marks.items() if _time_ms(mark.metadata) >= since_ms}
@@ -98,10 +100,9 @@ class KnownMarks:
         return self._topics
 
 
-def _refuse_outage(problem: ClientError) -> None:
-    """Raises an error that ends. A cluster without coordinators of groups has no marks."""
-    if problem.retriable and problem.code is not ErrorCode.COORDINATOR_NOT_AVAILABLE:
-        raise problem
+def _must_wait(problem: ClientError) -> bool:
+    """Whether there may be marks. A cluster without coordinators of groups has none."""
+    return is_outage(problem) and problem.code is not ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
 def _time_ms(text: str) -> int:

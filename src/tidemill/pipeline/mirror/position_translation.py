@@ -25,10 +25,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from tidemill.client.errors import ClientError, DataLoss
+from tidemill.client.errors import ClientError
 from tidemill.client.group_offsets import OffsetAndMetadata
 from tidemill.client.range_reader import RangeReader
 from tidemill.model.types import TopicPartition
+from tidemill.pipeline.mirror.cluster_outages import is_outage
 from tidemill.pipeline.mirror.group_sync import Positions
 from tidemill.pipeline.mirror.sync_points import Anchor, SyncPoints
 from tidemill.records.batch import CURRENT_MAGIC, MAGIC, parse_batch, whole_batch_size
@@ -74,7 +75,8 @@ def count_records(source: RangeReader, item: TopicPartition, start: int, end: in
                 break
     except ClientError as problem:
         # Records that were deleted meanwhile are not counted.
-        _refuse_outage(problem)
+        if is_outage(problem):
+            raise
     return count
 
 
@@ -90,13 +92,8 @@ def other_offsets(
             if size >= bytes_max:
                 return
     except ClientError as problem:
-        _refuse_outage(problem)
-
-
-def _refuse_outage(problem: ClientError) -> None:
-    """Raises an error that another attempt may not have."""
-    if problem.retriable and not isinstance(problem, DataLoss):
-        raise problem
+        if is_outage(problem):
+            raise
 
 
 def _others_in(response: FetchedPartition) -> Iterator[Skipped]:

@@ -11,9 +11,8 @@ from typing import Final
 
 from tidemill.client.errors import ClientError
 from tidemill.model.errors import RETRIABLE, ErrorCode
+from tidemill.pipeline.spark_errors import TIDEMILL_ERROR
 
-OURS: Final = re.compile(r"\btidemill\.(?:\w+\.)*(\w+): (.+)$", re.MULTILINE)
-"""An error of this package in a Java or Python stack trace: its class and its text."""
 CODE: Final = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b")
 
 OUTAGES: Final = frozenset(
@@ -62,7 +61,7 @@ def verdict_on(problem: BaseException) -> Verdict:
     """Judges the failure of a query by the last error of this package in its text."""
     if isinstance(problem, ClientError):
         return _verdict(type(problem).__name__, str(problem), problem.code)
-    found = OURS.findall(str(problem))
+    found = TIDEMILL_ERROR.findall(str(problem))
     if not found:
         if isinstance(problem, (ConnectionError, TimeoutError)):
             return Verdict.WAIT

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -25,12 +26,13 @@ from tidemill.client.range_reader import RangeReader
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
+from tidemill.pipeline.connect import OpenedOnce
 from tidemill.pipeline.jobs.earlier_loads import last_position, position_after
 from tidemill.pipeline.jobs.preflight_checks import AVAILABLE_NOW
 from tidemill.pipeline.jobs.table_folder import query_of, sync_plan
 from tidemill.pipeline.mirror.copy_options import CopyOptions
 from tidemill.pipeline.mirror.copy_source import every_record
-from tidemill.pipeline.mirror.reachable_offsets import ReachableOffsets, no_leader
+from tidemill.pipeline.mirror.reachable_partition_offsets import ReachableOffsets, no_leader
 from tidemill.pipeline.mirror.record_source import FORMAT, RecordOptions, committed_only
 from tidemill.pipeline.mirror.sync_points import NO_POINTS, SyncPoint, SyncPoints, TopicIds, parse_sync_points
 from tidemill.pipeline.options import AT_LEAST_ONCE, EXACTLY_ONCE
@@ -115,7 +117,7 @@ class RecordQuery:
         self._trigger = trigger
         self._on_written = on_written
         self._files = SystemFiles()
-        self._clients: RecordClients | None = None
+        self._clients = OpenedOnce(partial(RecordClients, options.copy))
         self._delivery = ""
         self.points = self._stored_points()
         """The current sync points; replaced as a whole."""
@@ -156,17 +158,10 @@ class RecordQuery:
 
     def close(self) -> None:
         """Closes the connections."""
-        if self._clients is not None:
-            self._clients.close()
-            self._clients = None
-
-    def _connected(self) -> RecordClients:
-        if self._clients is None:
-            self._clients = RecordClients(self._options.copy)
-        return self._clients
+        self._clients.close()
 
     def _write_batch(self, frame: DataFrame, ends: BatchEnds) -> None:
-        topics = self._connected().topics(ends)
+        topics = self._clients.get().topics(ends)
         self._store(self._first_points(ends, topics))
         self._store(self._points_after_loss(ends, topics))
         self._written |= {
@@ -250,7 +245,7 @@ class RecordQuery:
                 lacking[topic] = numbers
         if not lacking:
             return self.points
-        clients = self._connected()
+        clients = self._clients.get()
         starts = clients.starts(ends, lacking, topics)
         targets = clients.target_ends(_target_items(topics, lacking))
         for topic, some in lacking.items():
@@ -273,7 +268,7 @@ class RecordQuery:
                 is_written = number in seen.changed or (bool(seen.changed) and stored.is_spread)
                 if is_written and with_target and number < seen.targets:
                     last[topic, number] = known[-1].batch, with_target[-1]
-        current = self._connected().stable_ends(
+        current = self._clients.get().stable_ends(
             [TopicPartition(topics[topic].name, number) for topic, number in last]
         )
         points = self.points
@@ -298,7 +293,7 @@ class RecordQuery:
             for topic in wanted
             for number, offset in topics[topic].reached.items()
         }
-        targets = self._connected().target_ends(_target_items(topics, wanted))
+        targets = self._clients.get().target_ends(_target_items(topics, wanted))
         return _added(self.points, ends.number, topics, wanted, reached, targets)
 
 

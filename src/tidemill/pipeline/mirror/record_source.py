@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -28,10 +29,11 @@ from tidemill.pipeline.batch_planning import (
     waiting_rows,
 )
 from tidemill.pipeline.columns import requested_columns, schema_text
+from tidemill.pipeline.connect import OpenedOnce
+from tidemill.pipeline.mirror.cluster_outages import Outages
 from tidemill.pipeline.mirror.copy_options import CopyOptions, parse_copy_options
 from tidemill.pipeline.mirror.copy_source import API_TIMEOUT_MS
-from tidemill.pipeline.mirror.outages import Outages
-from tidemill.pipeline.mirror.reachable_offsets import ReachableOffsets
+from tidemill.pipeline.mirror.reachable_partition_offsets import ReachableOffsets
 from tidemill.pipeline.mirror.record_planning import (
     MirrorDataLoss,
     changes_of,
@@ -44,7 +46,7 @@ from tidemill.pipeline.mirror.record_planning import (
     waiting_for_target,
     without,
 )
-from tidemill.pipeline.mirror.shorter_sources import ShorterSources
+from tidemill.pipeline.mirror.source_truncation import ShorterSources
 from tidemill.pipeline.mirror.topic_sync import TopicSync
 from tidemill.pipeline.options import SourceOptions, parse_source_options
 from tidemill.pipeline.reader import read_range
@@ -137,7 +139,7 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._reading = _reading(options)
         self._columns = requested_columns(schema, include_headers=True)
-        self._clusters: RecordClusters | None = None
+        self._clusters = OpenedOnce(partial(RecordClusters, options))
         self._position = StreamPosition({})
         self._target: Offsets | None = None
         self._noted: frozenset[str] = frozenset()
@@ -174,7 +176,7 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fixes the end of the query: later records are for the next one."""
-        self._target = self._connected().view().latest
+        self._target = self._clusters.get().view().latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Returns a task for each partition: its records stay in their order. Raises MirrorDataLoss."""
@@ -203,14 +205,7 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Does nothing: the checkpoint has the position."""
 
     def stop(self) -> None:
-        if self._clusters is not None:
-            self._clusters.close()
-            self._clusters = None
-
-    def _connected(self) -> RecordClusters:
-        if self._clusters is None:
-            self._clusters = RecordClusters(self._options)
-        return self._clusters
+        self._clusters.close()
 
     def _advance(self, position: StreamPosition) -> tuple[ClusterView, Advance]:
         view = self._view(position)
@@ -223,9 +218,9 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         have lost no records. A query that ends waits for them.
         """
         while True:
-            view = self._connected().view()
+            view = self._clusters.get().view()
             shorter = ends_before(position, view)
-            undecided = shorter.keys() - self._connected().shorter.lost(shorter)
+            undecided = shorter.keys() - self._clusters.get().shorter.lost(shorter)
             if not undecided or self._target is None:
                 return without(view, undecided)
             time.sleep(LOSS_PAUSE_S)
@@ -248,7 +243,7 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         deadline = time.monotonic() + PLAN_S
         while True:
             try:
-                view = self._connected().view(planned, moved)
+                view = self._clusters.get().view(planned, moved)
             except (ClientError, OSError) as problem:
                 if time.monotonic() >= deadline:
                     raise

@@ -17,7 +17,7 @@ from tidemill.client.errors import ClientError, topic_exists
 from tidemill.model.errors import ErrorCode
 from tidemill.model.mirror_state import ACTIVE, MIRROR_STATE, NO_MIRROR
 from tidemill.model.topic_names import name_problem
-from tidemill.pipeline.mirror.loops import KnownMarks
+from tidemill.pipeline.mirror.mirror_loop_detection import KnownMarks
 from tidemill.pipeline.mirror.target_names import TargetNames
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
 from tidemill.pipeline.sink_options import CONTROL_TOPIC

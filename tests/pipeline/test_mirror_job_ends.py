@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from tidemill.client.errors import BrokerUnreachable, ClientError
+from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource, SourceRun
@@ -96,9 +96,20 @@ def test_an_outage_after_refused_batches_does_not_end_the_mirror(outage: Excepti
 def test_the_thread_that_measures_does_not_end_alone(problem: Exception, ends: bool) -> None:
     run = run_with({}, lag({}, {}))
     run._query = Mock(isActive=True, recentProgress=[])
-    run._stopping = Mock(wait=Mock(side_effect=[False, False, True]))
+    run._stopping = Mock(wait=Mock(side_effect=[False, False, True]), is_set=lambda: False)
     run._observer.measure.side_effect = problem
     run._observe()
     with pytest.raises(type(problem)) if ends else nullcontext():
         assert not run.has_ended()
     assert run._observer.measure.call_count == 2
+
+
+def test_a_stop_is_no_reason_to_wait() -> None:
+    run = run_with({}, lag({}, {}))
+    run._observer.measure.side_effect = ClientClosed("the client is closed")
+    run._observer.interrupt.side_effect = run._observe
+    run._thread = Mock(ident=None)
+    run._stopping = Mock(wait=Mock(side_effect=[False, True]))
+    run.stop()
+    run._observer.interrupt.assert_called_once()
+    assert run.progress.waiting == ""

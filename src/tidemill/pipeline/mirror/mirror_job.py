@@ -406,6 +406,8 @@ class SourceRun:
             except ConfigError as problem:
                 self._failure = problem
             except (TidemillError, OSError) as problem:
+                if self._stopping.is_set():
+                    return  # The stop has closed the clients.
                 self.progress.waiting = str(problem)
                 logger.info("the mirror of %s: %s", self._source.alias, problem)
             except Exception as problem:  # noqa: BLE001 - without the thread, lag and positions would stay

@@ -10,7 +10,7 @@ import pytest
 
 from record_builders import build_batch
 from tidemill.client.cluster_metadata import Partition, Topic
-from tidemill.client.errors import ClientError, DataLoss
+from tidemill.client.errors import ClientClosed, ClientError, DataLoss
 from tidemill.client.range_reader import EMPTY_RESPONSES, RangeReader, _RangeFetch
 from tidemill.model.errors import CorruptMessage, ErrorCode
 from tidemill.model.types import ZERO_ID, TopicPartition
@@ -51,6 +51,8 @@ class Reads:
         monkeypatch.setattr(client, "refresh", lambda *_: None)
         monkeypatch.setattr(self.reader, "describe", lambda _: {"t": SimpleNamespace(topic_id=ZERO_ID)})
         monkeypatch.setattr(self.reader, "list_offsets", self._list_offsets)
+        self.log_ends: dict[TopicPartition, int] = {}
+        monkeypatch.setattr(self.reader, "leader_log_ends", lambda _items, _timeout_s: self.log_ends)
         monkeypatch.setattr(self.run, "_send", lambda: SimpleNamespace(version=self.version))
         monkeypatch.setattr(self.run, "_await_response", self._next)
 
@@ -109,6 +111,13 @@ def test_records_that_the_log_has_are_no_loss_although_a_leader_does_not_return_
     assert reads.run.position == END
 
 
+@pytest.mark.parametrize("log_end", [START + 1, END])
+def test_records_above_the_high_watermark_of_a_new_leader_are_waited_for(reads: Reads, log_end: int) -> None:
+    reads.offsets = (0, START)
+    reads.log_ends = {TopicPartition("t", 0): log_end}
+    assert reads.read(*[EMPTY] * 9, RECORDS) == [RECORDS]
+
+
 @pytest.mark.parametrize("responses", [[EMPTY] * 2, [OUT_OF_RANGE]])
 @pytest.mark.parametrize(
     ("offsets", "text"),
@@ -139,6 +148,13 @@ def test_a_partial_batch_of_an_old_broker_doubles_the_requested_bytes(reads: Rea
     reads.version = 2
     assert reads.read(response_with(WHOLE[:-1], END), RECORDS) == [RECORDS]
     assert reads.run.bytes_max == 2000
+
+
+def test_a_reader_that_was_interrupted_connects_no_more() -> None:
+    with RangeReader("127.0.0.1:1", default_api_timeout_ms=1000, request_timeout_ms=500) as reader:
+        reader.interrupt()
+        with pytest.raises(ClientClosed):
+            reader.describe(["t"])
 
 
 def test_a_read_names_no_rack_since_it_reads_from_the_leader_only(monkeypatch: pytest.MonkeyPatch) -> None:

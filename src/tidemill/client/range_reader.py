@@ -455,11 +455,16 @@ class _RangeFetch:
         return problem
 
     def _check_range(self) -> None:
-        """Raises DataLoss if the log does not have the next record, by the offsets of its current leader."""
+        """Raises DataLoss if the log does not have the next record, by the offsets of its current leader.
+
+        A new leader may have the record above its high watermark for a while.
+        """
         item = self.item
         start = self.reader.list_offsets({item: EARLIEST})[item]
         latest = self.reader.list_offsets({item: LATEST})[item]
         if start <= self.position < latest:
+            return
+        if start <= self.position < self.reader.leader_log_ends([item], self.timeout_s).get(item, -1):
             return
         if self.position < start:
             last = min(start, self.end) - 1

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tidemill.model.types import TopicPartition
 from tidemill.pipeline.mirror.mirror_job import MirrorJob, SourceProgress, mirror
-from tidemill.pipeline.mirror.mirror_lag import MirrorMetrics
+from tidemill.pipeline.mirror.mirror_lag import MirrorLag, MirrorMetrics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +32,8 @@ class Running:
         self._stopping = threading.Event()
         self.progress: list[SourceProgress] = []
         self.failure: BaseException | None = None
+        self._lag: MirrorLag | None = None
+        self._measurements = 0
         job = mirrored.job(trigger="0 seconds", **more)
 
         def run() -> None:
@@ -42,6 +45,9 @@ class Running:
         self._thread = threading.Thread(target=run)
 
     def _note(self, progress: Sequence[SourceProgress]) -> None:
+        lag = progress[0].lag
+        self._measurements += lag is not None and lag is not self._lag
+        self._lag = lag
         self.progress = list(progress)
 
     def __enter__(self) -> Running:
@@ -64,6 +70,26 @@ class Running:
         """Whether partitions are mirrored, and none is behind."""
         lag = self.progress[0].lag if self.progress else None
         return lag is not None and bool(lag.messages) and not lag.total
+
+    def held_back(self) -> set[TopicPartition]:
+        """Returns the partitions that the last measurement has found held back."""
+        lag = self.progress[0].lag if self.progress else None
+        return set() if lag is None else set(lag.held_back)
+
+    def wait_for_copies(self, partitions: Collection[TopicPartition]) -> None:
+        """Waits until the mirror has what partitions of the source have now."""
+        # The measurement that is in progress may have read the source before.
+        begun = self._measurements + 2
+
+        def are_copied() -> bool:
+            lag = self.progress[0].lag if self.progress else None
+            return (
+                lag is not None
+                and self._measurements >= begun
+                and all(lag.messages.get(item) == 0 for item in partitions)
+            )
+
+        self.wait_for(are_copied)
 
     def lag_of(self, messages: int) -> bool:
         """Whether the last measured lag is so many messages, and has an age if there are any."""

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from tidemill.testing.network import BROKERS
-
 KAFKA_VERSION = "4.3.1"
 ONE, THREE, KAFKA = "one broker", "three brokers", "Apache Kafka"
 RESTART_S = 2.0
@@ -63,9 +61,7 @@ class ThreeBrokers:
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
         self.bootstrap: str = cluster.bootstrap
-        self.inter_broker_bootstrap = ",".join(
-            f"127.0.0.1:{broker._links._link_ports[BROKERS]}" for broker in cluster
-        )
+        self.inter_broker_bootstrap = ",".join(broker.inter_broker_bootstrap for broker in cluster)
         self._restarts: list[threading.Timer] = []
 
     def kill(self, role: str, place: tuple[str, int], transactional_id: str | None) -> None:

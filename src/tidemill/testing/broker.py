@@ -113,6 +113,12 @@ class Broker(Started):
         return f"{self.host}:{self.port}"
 
     @property
+    def inter_broker_bootstrap(self) -> str:
+        """``host:port`` of the listener for brokers, which accepts the batches of mirrors."""
+        port = self.port if self._links is None else self._links.broker_port
+        return f"{self.host}:{port}"
+
+    @property
     def pid(self) -> int:
         """The process id."""
         if self._process is None:

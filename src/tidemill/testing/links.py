@@ -28,6 +28,8 @@ class BrokerLinks:
         self._link_ports = {CLIENTS: self.port}
         if with_brokers:
             self._link_ports[BROKERS] = network.open(BROKERS, name)
+        self.broker_port = self._link_ports.get(BROKERS, self.port)
+        """The port for brokers."""
         self._broker_ports = dict(self._link_ports)
         self._store_port = 0
         self._chroot = ""

@@ -226,6 +226,7 @@ def test_several_sources_are_merged_into_one_topic(
         mirrored.produce(150)
         mirrored.produce(150, start=1_000, bootstrap=other.bootstrap)
         mirrored.set_positions({"g": {mirrored.item(0): 20, mirrored.item(1): 30, mirrored.item(2): 50}})
+        mirrored.set_positions({"only-east": {mirrored.item(0): 20}})
         sources = [
             MirrorSource("east", {"bootstrap.servers": mirrored.source}),
             MirrorSource("north", {"bootstrap.servers": other.bootstrap}),
@@ -245,6 +246,10 @@ def test_several_sources_are_merged_into_one_topic(
                 left = [row.value for offset, row in copied.items() if offset >= found]
                 assert set(unread) <= set(left), (bootstrap, number)
         assert all(len(rows) == 100 for rows in there)
+        # It has read nothing of the other source.
+        found = mirrored.translated("only-east")[mirrored.item(0)]
+        own = {row.value for row in mirrored.rows(other.bootstrap)[0].values()}
+        assert own <= {row.value for offset, row in there[0].items() if offset >= found}
         assert mirrored.run(sources=sources).records == 0
 
 
@@ -370,6 +375,18 @@ def test_the_settings_that_a_cluster_without_topics_knows_are_those_of_its_first
     with Broker() as empty, Admin(empty.bootstrap) as admin, Admin(mirrored.source) as other:
         assert admin.list_topics(include_internal=True) == []
         assert topic_keys_of(admin) == topic_keys_of(other)
+
+
+@pytest.mark.parametrize("same_offsets", [True, False])
+def test_a_position_that_moves_back_between_two_runs_moves_back_in_the_target(
+    mirrored: RecordMirror, same_offsets: bool
+) -> None:
+    mirrored.produce(90)
+    for position in (20, 25, 5, 0, 30):
+        mirrored.set_positions({"g": {mirrored.item(): position}})
+        mirrored.run(same_offsets=same_offsets)
+        found = mirrored.translated("g")[mirrored.item()]
+        assert rows_before(mirrored.rows(mirrored.target)[0], found) == position
 
 
 def test_a_cluster_is_not_mirrored_to_itself(mirrored: RecordMirror) -> None:

@@ -215,14 +215,21 @@ def test_a_mirror_waits_for_a_source_that_may_not_be_shorter_and_copies_the_othe
         clusters.view(StreamPosition({}))
 
 
-def test_the_log_end_of_a_leader_is_above_its_high_watermark_or_equal() -> None:
-    with Broker() as broker, Producer(broker.bootstrap) as producer:
-        with Admin(broker.bootstrap) as admin:
-            admin.create_topic("t", 2)
-        producer.send("t", b"x", partition=1).result(20)
-        with RangeReader(broker.bootstrap) as reader:
+def test_the_log_end_of_a_leader_is_above_its_high_watermark() -> None:
+    with Cluster(2) as cluster, RangeReader(cluster.bootstrap) as reader:
+        with Admin(cluster.bootstrap) as admin:
+            admin.create_topic("t", 2, 2)
+        cluster.wait_in_sync("t")
+        (follower,) = cluster.followers("t", 1)
+        follower.pause()
+        try:
+            with Producer(cluster.leader("t", 1).bootstrap, acks=1, enable_idempotence=False) as producer:
+                producer.send("t", b"x", partition=1).result(20)
             reader.describe(["t"])
-            assert reader.leader_log_ends([T0, T1, T2], 10.0) == {T0: 0, T1: 1}
+            assert reader.list_offsets({T1: LATEST}) == {T1: 0}
+            assert reader.leader_log_ends([T1, T2], 10.0) == {T1: 1}
+        finally:
+            follower.resume()
 
 
 # -- ordinary records

@@ -553,6 +553,41 @@ def test_stored_points_are_read_again(tmp_path: Path) -> None:
     assert again.points == points
 
 
+def test_the_records_of_a_batch_that_a_crash_has_cut_short_count_as_written(tmp_path: Path) -> None:
+    """Its plan is in the checkpoint, and its point is not."""
+    query = query_in(tmp_path)
+    first = NO_POINTS.with_points("t", TopicIds(ID, ID), {0: SyncPoint(-1, 0, 8)}, is_spread=False)
+    query._store(first)
+    again = RecordQuery(Mock(), Mock(), "east", tmp_path, "available-now", Mock())
+    assert again.starts() == {T0: 8}
+    (tmp_path / "offsets" / "0").unlink()
+    planned = RecordQuery(Mock(), Mock(), "east", tmp_path, "available-now", Mock())
+    assert planned.starts() == {}
+
+
+def test_the_records_of_a_batch_count_as_written_before_they_are(tmp_path: Path) -> None:
+    ends = record_query.BatchEnds(0, StreamPosition({}), position({T0: 5}))
+    topic = record_query.TargetTopic("t", TopicIds(ID, ID), {0: 5}, frozenset({0}), 1, 1)
+    (tmp_path / "offsets").mkdir()
+    query: Any = RecordQuery(Mock(), Mock(), "east", tmp_path, "available-now", Mock())
+    clients = Mock(
+        topics=Mock(return_value={"t": topic}),
+        starts=Mock(return_value={T0: 0}),
+        stable_ends=Mock(return_value={T0: 8}),
+        target_ends=Mock(return_value={T0: 8}),
+    )
+    query._clients = Mock(get=lambda: clients)
+    query._renamed, found = Mock(), []
+    query._write = lambda *_: found.append(query.starts())
+    observed = Mock(get={"records": 5, "bytes": 1})
+    with (
+        patch.object(record_query, "Observation", return_value=observed),
+        patch.object(record_query, "_counts"),
+    ):
+        query._write_batch(Mock(), ends)
+    assert found == [{T0: 8}]
+
+
 def first_points(query: RecordQuery, ends: record_query.BatchEnds, targets: int = 1) -> SyncPoints:
     """Returns the points before a batch of a topic with one partition, whose mirror ends at 77."""
     topic = record_query.TargetTopic(

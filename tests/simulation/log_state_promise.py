@@ -53,6 +53,8 @@ class BatchHeader(NamedTuple):
     """The largest timestamp in it."""
     horizon_ms: int
     """The time until which its tombstones stay; -1 before the first cleaning."""
+    records: int
+    """How many records it has: 0 after a cleaning that has kept only its header."""
 
 
 class CheckedLog(NamedTuple):
@@ -138,7 +140,7 @@ def headers_of(data: bytes) -> Iterator[BatchHeader]:
             producer,
             producer_epoch,
             sequence,
-            _,
+            records,
         ) = _HEADER.unpack_from(data, position)
         position += _FRAME + length
         if length <= 0 or position > len(data):
@@ -156,6 +158,7 @@ def headers_of(data: bytes) -> Iterator[BatchHeader]:
             end=position,
             max_ms=max_ms,
             horizon_ms=horizon_ms,
+            records=records,
         )
 
 

@@ -331,9 +331,14 @@ class CleaningCheck:
         self._check_markers({header.base for header in after}, first, end)
 
     def _check_markers(self, left: set[int], first: int, end: int) -> None:
-        """A marker stays until its horizon, which it gets when the records of its transaction are gone."""
+        """A marker stays until its horizon, which it gets when the records of its transaction are gone.
+
+        Its batch may stay longer, without a record and without a horizon: as the last one of its producer, or
+        of a cleaned part.
+        """
         for base, header in self.headers.items():
-            is_gone = header.attributes & CONTROL_FLAG and first <= base <= end and base not in left
+            is_marker = header.attributes & CONTROL_FLAG and header.records
+            is_gone = is_marker and first <= base <= end and base not in left
             if is_gone and not 0 <= header.horizon_ms <= self.job.now_ms:
                 self._broken(
                     f"the marker at {base} is removed at {self.job.now_ms}, and must stay until"

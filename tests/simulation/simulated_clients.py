@@ -190,6 +190,8 @@ class Batch:
     answered_s: float = 0.0
     is_in_doubt: bool = False
     """Whether an attempt may have stored it without an answer that says so."""
+    is_overtaken: bool = False
+    """Whether a later batch was acknowledged before."""
 
 
 class Producer(Client):
@@ -219,6 +221,10 @@ class Producer(Client):
         self._sequences: dict[int, int] = {}
         self._number = 0
         self._unsettled: dict[int, deque[Batch]] = {index: deque() for index in range(partitions)}
+        self._overtaken: set[int] = set()
+        """The partitions with an overtaken batch that was in doubt. If it was stored, and then deleted
+        with all others, it is stored again, and the leader then expects the batch that has overtaken it.
+        """
         """What was sent, and may be there or not."""
 
     @property
@@ -331,6 +337,7 @@ class Producer(Client):
         tp: PartitionKey = (self.topic, partition)
         if code in (0, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
             self.events.add(lambda: f"{batch.messages} are at {tp} offset {answer.base_offset}")
+            self._note_order(partition, batch)
             self._unsettled[partition].remove(batch)
             self.last_acknowledged_s = self.now
             offset = answer.base_offset if code == 0 else -1
@@ -351,7 +358,8 @@ class Producer(Client):
             self.events.count("sequences refused")
             if is_first:
                 refusal = f"{self.name} is refused by {tp}: {name_of(code)}"
-                self.promises.refused_sequence(tp, self.topic_id, refusal, in_doubt=batch.is_in_doubt)
+                in_doubt = batch.is_in_doubt or partition in self._overtaken
+                self.promises.refused_sequence(tp, self.topic_id, refusal, in_doubt=in_doubt)
                 self._begin_session()
         elif code in (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
             # A leader returns it as well if it has appended the batch, and stops leading before all replicas
@@ -362,6 +370,15 @@ class Producer(Client):
             batch.is_in_doubt = True
         return Refused(code)
 
+    def _note_order(self, partition: int, batch: Batch) -> None:
+        """A batch was acknowledged."""
+        for earlier in self._unsettled[partition]:
+            if earlier is batch:
+                break
+            earlier.is_overtaken = True
+        if batch.is_overtaken and batch.is_in_doubt:
+            self._overtaken.add(partition)
+
     def _log_id(self, batch: Batch) -> bytes:
         return batch.topic_id
 
@@ -370,6 +387,7 @@ class Producer(Client):
         self._id = (-1, -1)
         self._session += 1
         self._sequences.clear()
+        self._overtaken.clear()
         for batches in self._unsettled.values():
             batches.clear()
 

@@ -433,3 +433,27 @@ def test_public_names_are_listed_for_completion(name: str) -> None:
 @pytest.mark.parametrize(("number", "text"), [(0, "0 batches"), (1, "1 batch"), (2000, "2,000 batches")])
 def test_an_irregular_plural_is_used_except_for_one(number: int, text: str) -> None:
     assert output.counted(number, "batch", "batches") == text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cluster down",
+        "group delete",
+        "reassign cancel",
+        "topic delete",
+        "topic promote",
+        "transaction abort",
+    ],
+)
+def test_the_help_of_yes_says_where_confirmation_is_asked(name: str) -> None:
+    shown = " ".join(invoke(*name.split(), "--help").output.split())
+    assert "-y, --yes Do not ask for confirmation. It is asked only on a terminal." in shown
+
+
+@pytest.mark.parametrize(
+    "name", ["cluster decommission", "cluster rebalance", "cluster elect", "topic elect"]
+)
+def test_the_help_of_yes_says_where_it_is_required(name: str) -> None:
+    shown = " ".join(invoke(*name.split(), "--help").output.split())
+    assert re.search(r"-y, --yes.*Do not ask for confirmation[^.]*\. Required without a terminal\.", shown)

@@ -21,6 +21,7 @@ from tidemill.cli.output import (
     print_json,
     report_failures,
     require_yes,
+    yes_option,
 )
 from tidemill.cli.setting_options import broker_settings_option
 from tidemill.client.errors import ClientError
@@ -366,7 +367,7 @@ def _existing(directory: str, names: Sequence[str]) -> LocalCluster:
     "down", epilog="\b\nExamples:\n  tidemill cluster down\n  tidemill cluster down --delete --yes"
 )
 @click.option("--delete", is_flag=True, help="Also delete all files of the cluster, including the data.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @directory_option
 def down(delete: bool, yes: bool, directory: str) -> None:
     """Stop the cluster of this machine, and keep its data.

@@ -12,7 +12,7 @@ from tidemill.cli import name_completion
 from tidemill.cli.cluster_options import broker_ids, cluster_options, local_cluster_options
 from tidemill.cli.leader_elections import elect, election_options
 from tidemill.cli.options import INT_MAX, JsonFile, Target, WholeNumber
-from tidemill.cli.output import FAILED, counted, done, json_option
+from tidemill.cli.output import FAILED, counted, done, json_option, required_yes_option
 from tidemill.cli.reassignment_options import ReassignmentOptions, add_move_options
 from tidemill.cli.reassignment_plans import (
     Plan,
@@ -45,7 +45,7 @@ The broker keeps running until you stop it; it may also be down already. Topics 
 too.""",
 )
 @click.argument("broker", metavar="BROKER", type=WholeNumber(0, INT_MAX), shell_complete=broker_ids)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@required_yes_option()
 @add_move_options()
 @json_option
 @local_cluster_options
@@ -144,7 +144,7 @@ Examples:
 As little data moves as makes brokers hold, and preferably lead, equal numbers of partitions; no partition is
 spread over fewer racks than before.""",
 )
-@click.option("-y", "--yes", "--execute", is_flag=True, help="Do not ask for confirmation.")
+@required_yes_option("--execute")
 @add_move_options()
 @json_option
 @cluster_options

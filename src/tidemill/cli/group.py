@@ -18,6 +18,7 @@ from tidemill.cli.output import (
     print_table,
     report_failures,
     require_yes,
+    yes_option,
 )
 from tidemill.client.errors import ClientError
 from tidemill.model.types import TopicPartition
@@ -274,7 +275,7 @@ def _parse_partitions(texts: tuple[str, ...]) -> tuple[list[str], list[TopicPart
 
 @command.command("delete")
 @click.argument("names", nargs=-1, required=True, shell_complete=name_completion.groups)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @target_options
 def delete(names: tuple[str, ...], yes: bool, target: Target) -> int:
     """Delete groups without members, and their offsets. Asks for confirmation on a terminal."""

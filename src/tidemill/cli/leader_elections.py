@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidemill.cli.options import INT_MAX, F, Target, WholeNumber
-from tidemill.cli.output import counted, done, json_option, print_json
+from tidemill.cli.output import counted, done, json_option, print_json, required_yes_option
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 
@@ -30,7 +30,7 @@ _partition = click.option(
     multiple=True,
     help="Elect only for this partition of TOPIC; can be repeated.",
 )
-_yes = click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation of an unclean election.")
+_yes = required_yes_option(action=" of an unclean election")
 
 
 def election_options(function: F) -> F:

@@ -25,24 +25,35 @@ WHOLE_BATCH_BYTES = 1
 """Brokers return at least one whole batch, however small the limit is."""
 
 
+def is_left_to_promote(admin: Admin, reader: RangeReader, name: str) -> bool:
+    """Whether a topic is a mirror; False after its promotion. Changes nothing.
+
+    Raises ClickException for a topic that was not promoted, or has further messages in all partitions since:
+    then nothing distinguishes it.
+    """
+    state = _state(admin, name)
+    if state in (ACTIVE, PROMOTING):
+        return True
+    items, topic_id = _partitions(admin, name)
+    if not any(_has_ended(reader, item, topic_id) for item in items):
+        raise click.ClickException(
+            f"{name} is an ordinary topic: it never was a mirror, or was promoted before its last messages."
+            " Nothing was promoted"
+        )
+    return False
+
+
 def promote(admin: Admin, reader: RangeReader, name: str, timeout_s: float) -> None:
-    """Promotes one mirror. Raises ClickException for other topics, and if not all partitions end in time.
+    """Promotes one mirror. Raises ClickException if not all partitions end in time.
 
     Continues a promotion that was interrupted.
     """
-    state = admin.topic_configs(name)
-    if MIRROR_STATE not in state:
-        raise click.ClickException(f"{name}: its cluster has no mirrors with the same offsets")
-    value = state[MIRROR_STATE].value
-    if value not in (ACTIVE, PROMOTING):
-        raise click.ClickException(f"{name} is an ordinary topic: {MIRROR_STATE} is {value}")
     resource = ConfigResource(ResourceType.TOPIC, name)
-    if value == ACTIVE:
+    if _state(admin, name) == ACTIVE:
         admin.alter_configs(resource, {MIRROR_STATE: PROMOTING})
     deadline = time.monotonic() + timeout_s
-    description = admin.describe_topic(name)
-    left = [TopicPartition(name, part.partition) for part in description.partitions]
-    while left := [item for item in left if not _has_ended(reader, item, description.topic_id)]:
+    left, topic_id = _partitions(admin, name)
+    while left := [item for item in left if not _has_ended(reader, item, topic_id)]:
         if time.monotonic() >= deadline:
             raise click.ClickException(
                 f"{name} is still being promoted: {', '.join(map(str, left))} have not ended within "
@@ -51,6 +62,19 @@ def promote(admin: Admin, reader: RangeReader, name: str, timeout_s: float) -> N
             )
         time.sleep(CHECK_S)
     admin.alter_configs(resource, remove=[MIRROR_STATE])
+
+
+def _state(admin: Admin, name: str) -> str | None:
+    settings = admin.topic_configs(name)
+    if MIRROR_STATE not in settings:
+        raise click.ClickException(f"{name}: its cluster has no mirrors with the same offsets")
+    return settings[MIRROR_STATE].value
+
+
+def _partitions(admin: Admin, name: str) -> tuple[list[TopicPartition], bytes]:
+    """Returns the partitions of a topic, and its id."""
+    described = admin.describe_topic(name)
+    return [TopicPartition(name, one.partition) for one in described.partitions], described.topic_id
 
 
 def _has_ended(reader: RangeReader, item: TopicPartition, topic_id: bytes) -> bool:

@@ -160,12 +160,27 @@ def is_interactive() -> bool:
 
 
 def require_yes(question: str, yes: bool) -> None:
-    """Asks for confirmation on a terminal, unless ``--yes`` was given.
+    """Asks for confirmation, unless ``--yes`` was given or there is no terminal.
 
-    Raises ClickException after no; ctrl-C and ctrl-D abort.
+    Without a terminal the answer is yes: scripts run commands without ``--yes``, and standard input may not
+    be for them. Raises ClickException after no; ctrl-C and ctrl-D abort.
     """
     if not yes and is_interactive() and not click.confirm(question):
         raise click.ClickException("nothing was done: not confirmed")
+
+
+def yes_option(function: F) -> F:
+    """Adds ``--yes`` to a command that calls :func:`require_yes`."""
+    return _yes("Do not ask for confirmation. It is asked only on a terminal.")(function)
+
+
+def required_yes_option(*names: str, action: str = "") -> Callable[[F], F]:
+    """``--yes``, also by other ``names``, of a command that does nothing without confirmation."""
+    return _yes(f"Do not ask for confirmation{action}. Required without a terminal.", *names)
+
+
+def _yes(text: str, *names: str) -> Callable[[F], F]:
+    return click.option("-y", "--yes", *names, is_flag=True, help=text)
 
 
 def report_failures(problems: Collection[object]) -> int:

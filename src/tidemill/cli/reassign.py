@@ -22,6 +22,7 @@ from tidemill.cli.output import (
     print_json,
     print_table,
     require_yes,
+    yes_option,
 )
 from tidemill.cli.reassignment_options import ReassignmentOptions, add_move_options
 from tidemill.cli.reassignment_plans import (
@@ -370,7 +371,7 @@ def list_(as_json: bool, target: Target) -> None:
     type=JsonFile("a plan"),
 )
 @click.option("--all", "every", is_flag=True, help="Cancel all moves of the cluster.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @click.option("--keep-throttle", is_flag=True, help="Do not remove throttles.")
 @cluster_options
 def cancel(plan: str | None, every: bool, yes: bool, keep_throttle: bool, target: Target) -> int:

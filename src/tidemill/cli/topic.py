@@ -30,6 +30,7 @@ from tidemill.cli.output import (
     print_table,
     report_failures,
     require_yes,
+    yes_option,
 )
 from tidemill.cli.reassignment_options import ReassignmentOptions, add_move_options
 from tidemill.cli.setting_options import changes_of, topic_settings_option, unset_option
@@ -442,7 +443,7 @@ def alter(
     "delete", epilog="\b\nExamples:\n  tidemill topic delete hello\n  tidemill topic delete --yes a b c"
 )
 @click.argument("names", nargs=-1, required=True, shell_complete=name_completion.topics)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @click.option("--if-exists", is_flag=True, help="Do not fail when a topic does not exist.")
 @click.option(
     "--force", is_flag=True, help="Also delete internal topics, which contain state of the cluster."
@@ -495,19 +496,28 @@ def elect_(
     metavar="TIME",
     help="How long to wait for each topic, as 30s or 5m.",
 )
+@yes_option
 @target_options
-def promote_(names: tuple[str, ...], timeout: str, target: Target) -> int:
-    """Promote mirrors to ordinary topics, which accept messages.
+def promote_(names: tuple[str, ...], timeout: str, yes: bool, target: Target) -> int:
+    """Promote mirrors to ordinary topics, which accept messages. Asks for confirmation on a terminal.
 
     Stop the mirror first ('tidemill pipeline mirror'). Transactions that are open in the source are aborted
-    here. A promotion cannot be undone.
+    here. A promotion cannot be undone: nothing changes unless every TOPIC is a mirror, or was promoted
+    already. The command can be repeated until promoted topics have further messages.
     """
-    from tidemill.cli.mirror_promotion import promote
+    from tidemill.cli.mirror_promotion import is_left_to_promote, promote
     from tidemill.client.range_reader import RangeReader
 
     timeout_s = parse_duration(timeout)
     with target.admin() as admin, RangeReader(target.bootstrap, target.config()) as reader:
+        names = tuple(dict.fromkeys(names))
+        mirrors = [name for name in names if is_left_to_promote(admin, reader, name)]
+        if mirrors:
+            require_yes(f"Promote {', '.join(mirrors)}? A promotion cannot be undone.", yes)
         for name in names:
+            if name not in mirrors:
+                done(f"{name} is promoted already")
+                continue
             promote(admin, reader, name, timeout_s)
             done(f"promoted {name}")
     return 0

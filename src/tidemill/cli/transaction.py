@@ -16,6 +16,7 @@ from tidemill.cli.output import (
     report_failures,
     require_yes,
     time_text,
+    yes_option,
 )
 from tidemill.client.errors import ClientError
 from tidemill.model.errors import ErrorCode
@@ -199,7 +200,7 @@ Examples:
     is_flag=True,
     help="Abort the transaction of a transactional id, and fence its producer.",
 )
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @target_options
 def abort(
     name: str | None,

@@ -462,3 +462,20 @@ def test_the_jq_examples_of_the_help_work(cli: Run, topic: str, broker: Broker, 
     assert """jq 'select(.kind == "record").offset'""" in cli("log", "dump", "--help")
     entries = as_objects(cli("log", "dump", f"{broker.data_dir}/{topic}-0", "--json", "--records"))
     assert [entry["offset"] for entry in entries if entry["kind"] == "record"] == [0]
+
+
+@pytest.mark.parametrize(
+    ("setting", "code"),
+    [
+        ("tidemill.mirror.state=active", "POLICY_VIOLATION"),
+        ("message.format.version=0.9.0", "UNSUPPORTED_FOR_MESSAGE_FORMAT"),
+    ],
+)
+def test_messages_that_the_broker_refuses_are_not_stored(
+    cli: Run, topic: str, tmp_path: Path, setting: str, code: str
+) -> None:
+    cli("topic", "create", "refuses-" + code, "-p", "1", "--set", setting)
+    (tmp_path / "input").write_text("one\ntwo\n")
+    told = cli("produce", "refuses-" + code, "-f", str(tmp_path / "input"), code=1)
+    assert code in told
+    assert "(2 messages sent, 0 acknowledged; 2 refused and not stored)" in told

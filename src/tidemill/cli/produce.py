@@ -219,11 +219,12 @@ def _delivery_summary(producer: Producer) -> str:
         return f"{sent}; with acks=0 there is no acknowledgement of their arrival"
     if counts.acknowledged == counts.sent:
         return f"{sent}, all acknowledged"
-    rest = counts.sent - counts.acknowledged
-    return (
-        f"{sent}, {count_text(counts.acknowledged)} acknowledged; {count_text(rest)} without acknowledgement "
-        "may or may not be stored"
-    )
+    parts = [f"{sent}, {count_text(counts.acknowledged)} acknowledged"]
+    if counts.refused:
+        parts.append(f"{count_text(counts.refused)} refused and not stored")
+    if rest := counts.sent - counts.acknowledged - counts.refused:
+        parts.append(f"{count_text(rest)} without acknowledgement may or may not be stored")
+    return "; ".join(parts)
 
 
 def _find_topic(target: Target, topic: str, create: bool) -> None:

@@ -20,7 +20,7 @@ import time
 from collections import deque
 
 from tidemill.client.batch_splitting import split
-from tidemill.client.errors import DeliveryTimeout
+from tidemill.client.errors import ClientError, DeliveryTimeout
 from tidemill.client.network_client import NetworkClient
 from tidemill.client.record_accumulator import (
     OnDelivery,
@@ -83,6 +83,12 @@ class BatchResults:
         batch.base_offset = base_offset
         batch.append_time_ms = append_time_ms
         self.complete(batch, None)
+
+    def refused(self, batch: ProducerBatch, problem: ClientError) -> None:
+        """Handles the error of a broker as :meth:`failed`."""
+        if not problem.retriable and problem.code is not ErrorCode.UNKNOWN_SERVER_ERROR:
+            batch.refusals += 1
+        self.failed(batch, problem.code, problem)
 
     def failed(self, batch: ProducerBatch, code: ErrorCode, problem: Exception) -> None:
         """Retries a batch, splits it, or completes it with the error."""

@@ -24,7 +24,7 @@ def split(batch: ProducerBatch) -> list[ProducerBatch]:
         )
         part.span = batch.span // 2
         part.full = part.urgent = True
-        part.attempts = batch.attempts
+        part.attempts, part.refusals = batch.attempts, batch.refusals
         parts.append(part)
     # The producer's own batch needs no limit: its uncompressed records were in memory before.
     for i, record in enumerate(iter_records(data, unpacked_bytes_max=INT_MAX)):

@@ -109,6 +109,10 @@ class Counts(NamedTuple):
     acknowledged: int
     failed: int
     """Messages that failed with an error."""
+    refused: int = 0
+    """Those of the failed messages that brokers have refused, and not stored. Other failed messages, as after
+    a timeout, may be stored.
+    """
 
     @property
     def unknown(self) -> int:
@@ -481,7 +485,12 @@ class Producer:
         """Returns how many messages were sent, acknowledged (with acks=0: written), and failed so far."""
         found = self._accumulator
         with found.lock:
-            return Counts(int(found.messages), int(found.messages_acknowledged), int(found.messages_failed))
+            return Counts(
+                int(found.messages),
+                int(found.messages_acknowledged),
+                int(found.messages_failed),
+                int(found.messages_refused),
+            )
 
     def flush(self, timeout: float | None = None) -> None:
         """Returns once every message sent before is acknowledged or has failed.

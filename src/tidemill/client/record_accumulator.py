@@ -53,6 +53,8 @@ class ProducerBatch:
         self.urgent = False
         self.full = False
         self.attempts = 0
+        self.refusals = 0
+        """Attempts that the broker has refused: they are not in the log."""
         self.in_doubt = False
         """Whether the batch may be in the log: it was sent, and no response has excluded that."""
         self.retry_at = 0.0
@@ -247,6 +249,7 @@ class RecordAccumulator:
         """Messages that were appended so far; the next two count those acknowledged and those that failed."""
         self.messages_acknowledged: i64 = 0
         self.messages_failed: i64 = 0
+        self.messages_refused: i64 = 0
         self.closed: ClientError | None = None
         """The error that appends raise."""
         self.forked: ClientError | None = None
@@ -514,6 +517,8 @@ class RecordAccumulator:
                 batch.queue.acknowledged_at = time.monotonic()
             else:
                 self.messages_failed += batch.builder.count
+                if 0 < batch.refusals == batch.attempts:
+                    self.messages_refused += batch.builder.count
             batch.queue.has_failed = error is not None
             self.incomplete.pop(batch, None)
             self.used_bytes -= batch.bytes

@@ -503,4 +503,4 @@ class Sender:
                     topic=batch.queue.topic,
                     partition=batch.queue.partition,
                 )
-                self.results.failed(batch, ErrorCode.of(result.error_code), refused)
+                self.results.refused(batch, refused)

@@ -239,7 +239,7 @@ def describe(names: tuple[str, ...], all_configs: bool, as_json: bool, target: T
         print_json(found)
     else:
         for topic in found:
-            _print_topic(topic, all_configs)
+            _print_topic(topic)
     code = report_failures(missing)
     return _print_failures(failures) or code
 
@@ -330,8 +330,8 @@ def _ends(
     )
 
 
-def _print_topic(topic: dict[str, Any], with_settings: bool) -> None:
-    """Prints a topic, as tables or (with tabs) for programs, which get its settings only on request."""
+def _print_topic(topic: dict[str, Any]) -> None:
+    """Prints the partitions and the settings of a topic, as tables or (with tabs) for programs."""
     terminal = on_terminal()
     partitions = topic["partitions"]
     offsets = sum((p["end_offset"] or 0) - (p["start_offset"] or 0) for p in partitions)
@@ -367,7 +367,7 @@ def _print_topic(topic: dict[str, Any], with_settings: bool) -> None:
     settings = [[key, entry["value"], entry["set_by"]] for key, entry in topic["configs"].items()]
     if settings and terminal:
         print_table(["setting", "value", "set by"], settings, settings=True)
-    elif settings and with_settings:
+    elif settings:
         click.echo()
         print_table(["topic", "setting", "value", "set by"], [[topic["name"], *row] for row in settings])
 

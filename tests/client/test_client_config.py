@@ -248,3 +248,10 @@ def test_a_setting_of_some_client_is_valid(name: str, value: object) -> None:
 def test_a_setting_of_no_client_is_refused(name: str, value: object, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         check_setting(name, value)
+
+
+def test_a_transactional_id_is_no_longer_than_the_protocol_allows() -> None:
+    name = "é" * 16_383
+    assert producer(transactional_id=name + "x")["transactional.id"] == name + "x"
+    with pytest.raises(ConfigError, match=r"transactional\.id has 32768 bytes: at most 32767 are possible"):
+        producer(transactional_id=name + "é")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tidemill import client
+from tidemill.client import errors
 from tidemill.client.errors import check, error_for, topic_exists
-from tidemill.model.errors import ErrorCode
+from tidemill.model.errors import ConfigError, ErrorCode
 
 
 @pytest.mark.parametrize("number", [3, int("3"), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION])
@@ -47,3 +49,11 @@ def test_an_existing_topic_is_usable_unless_it_is_being_deleted(
 ) -> None:
     error = error_for(number, "create topic t", detail=detail)
     assert topic_exists(error) is there
+
+
+def test_the_errors_of_the_documentation_are_public() -> None:
+    assert client.RequestTimeout is errors.RequestTimeout
+    assert client.ClientClosed is errors.ClientClosed
+    assert client.ConfigError is ConfigError
+    for name in client.__all__:
+        assert getattr(client, name).__name__ == name

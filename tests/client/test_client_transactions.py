@@ -339,14 +339,26 @@ def test_an_operation_without_begin_is_an_error(
         producer.begin()
 
 
-@pytest.mark.parametrize(("offset", "group"), [("1", "g"), (-1, "g"), (1 << 63, "g"), (1, None)])
+@pytest.mark.parametrize(
+    ("offset", "group"),
+    [("1", "g"), (-1, "g"), (1 << 63, "g"), (1, None), (1, ""), (1, ConsumerGroupMetadata(""))],
+)
 def test_offsets_that_are_none_are_named(make: MakeProducer, offset: Any, group: Any) -> None:
     producer = make()
     producer.begin()
-    wrong = group if group is None else offset
+    wrong = offset if group == "g" else group
     with pytest.raises(ConfigError, match=re.escape(repr(wrong))):
         producer.send_offsets({TopicPartition("t", 0): offset}, group)
-    producer.abort()
+    producer.commit()
+
+
+@pytest.mark.parametrize("offsets", [None, [1]])
+def test_offsets_that_are_no_mapping_are_refused(make: MakeProducer, offsets: Any) -> None:
+    producer = make()
+    producer.begin()
+    with pytest.raises(TypeError, match=f"offsets={re.escape(repr(offsets))}: .* mapping of TopicPartition"):
+        producer.send_offsets(offsets, "g")
+    producer.commit()
 
 
 def test_a_block_that_fails_in_a_fenced_producer_names_the_fencing(

@@ -15,41 +15,50 @@ if TYPE_CHECKING:
     from tidemill.client.consumer import Consumer
     from tidemill.client.errors import (
         AbortableTransactionError,
+        ClientClosed,
         ClientError,
         FatalTransactionError,
         ProducerFenced,
+        RequestTimeout,
     )
     from tidemill.client.producer import Delivery, Producer, RecordMetadata
     from tidemill.client.range_reader import RangeReader
     from tidemill.client.subscription_state import RebalanceListener
     from tidemill.client.transaction_manager import ConsumerGroupMetadata, PreparedTransaction
+    from tidemill.model.errors import ConfigError
     from tidemill.model.types import TopicPartition
 
 _MODULES = {
-    "AbortableTransactionError": "errors",
-    "Admin": "admin",
-    "ClientError": "errors",
-    "ConfigResource": "admin_types",
-    "Consumer": "consumer",
-    "ConsumerGroupMetadata": "transaction_manager",
-    "ConsumerRecord": "completed_fetch",
-    "ConsumerRecords": "completed_fetch",
-    "Delivery": "producer",
-    "FatalTransactionError": "errors",
-    "NewTopic": "admin_types",
-    "PreparedTransaction": "transaction_manager",
-    "Producer": "producer",
-    "ProducerFenced": "errors",
-    "RangeReader": "range_reader",
-    "RebalanceListener": "subscription_state",
-    "RecordMetadata": "producer",
-    "ResourceType": "admin_types",
+    "AbortableTransactionError": "tidemill.client.errors",
+    "Admin": "tidemill.client.admin",
+    "ClientClosed": "tidemill.client.errors",
+    "ClientError": "tidemill.client.errors",
+    "ConfigError": "tidemill.model.errors",
+    "ConfigResource": "tidemill.client.admin_types",
+    "Consumer": "tidemill.client.consumer",
+    "ConsumerGroupMetadata": "tidemill.client.transaction_manager",
+    "ConsumerRecord": "tidemill.client.completed_fetch",
+    "ConsumerRecords": "tidemill.client.completed_fetch",
+    "Delivery": "tidemill.client.producer",
+    "FatalTransactionError": "tidemill.client.errors",
+    "NewTopic": "tidemill.client.admin_types",
+    "PreparedTransaction": "tidemill.client.transaction_manager",
+    "Producer": "tidemill.client.producer",
+    "ProducerFenced": "tidemill.client.errors",
+    "RangeReader": "tidemill.client.range_reader",
+    "RebalanceListener": "tidemill.client.subscription_state",
+    "RecordMetadata": "tidemill.client.producer",
+    "RequestTimeout": "tidemill.client.errors",
+    "ResourceType": "tidemill.client.admin_types",
+    "TopicPartition": "tidemill.model.types",
 }
 
 __all__ = [
     "AbortableTransactionError",
     "Admin",
+    "ClientClosed",
     "ClientError",
+    "ConfigError",
     "ConfigResource",
     "Consumer",
     "ConsumerGroupMetadata",
@@ -64,20 +73,17 @@ __all__ = [
     "RangeReader",
     "RebalanceListener",
     "RecordMetadata",
+    "RequestTimeout",
     "ResourceType",
     "TopicPartition",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "TopicPartition":
-        from tidemill.model.types import TopicPartition
-
-        return TopicPartition
     module = _MODULES.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{module}"), name)
+    return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:

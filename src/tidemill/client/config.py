@@ -15,6 +15,7 @@ from tidemill.model.configs.config_values import ParsedConfig
 from tidemill.model.configs.listeners import join_address
 from tidemill.model.errors import ConfigError
 from tidemill.model.secrets import Settings
+from tidemill.wire.codegen import STRING_BYTES_MAX
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,11 @@ class ClientConfig(ParsedConfig):
                 )
             if not values["transactional.id"]:
                 raise ConfigError("transactional.id is empty: give a name, or leave it out")
+            size = len(values["transactional.id"].encode())
+            if size > STRING_BYTES_MAX:
+                raise ConfigError(
+                    f"transactional.id has {size} bytes: at most {STRING_BYTES_MAX} are possible"
+                )
         if values["enable.idempotence"] is None:
             values["enable.idempotence"] = possible
         elif values["enable.idempotence"] and not possible:

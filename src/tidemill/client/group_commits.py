@@ -38,8 +38,10 @@ def offsets_to_commit(
 ) -> dict[TopicPartition, OffsetAndMetadata]:
     """Returns the offsets with leader epoch and metadata; a plain number has none of both.
 
-    Raises ConfigError for an offset that is no number from 0 on.
+    Raises TypeError unless it is a mapping, ConfigError for an offset that is no number from 0 on.
     """
+    if not isinstance(offsets, Mapping):
+        raise TypeError(f"offsets={offsets!r}: it must be a mapping of TopicPartition to offset")
     found = {}
     for item, at in offsets.items():
         place: object = OffsetAndMetadata(at) if isinstance(at, int) else at

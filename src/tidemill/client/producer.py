@@ -344,12 +344,13 @@ class Producer:
     ) -> None:
         """Commits offsets of a group with the transaction: ``group`` is ``consumer.group_metadata()``.
 
-        Raises AbortableTransactionError if the member has left the group. After a RequestTimeout, call
-        ``send_offsets`` again, or :meth:`abort`: the transaction cannot be committed without the offsets.
+        Raises AbortableTransactionError if the member has left the group, ConfigError or TypeError for
+        arguments that are no offsets or no group: then the transaction is as before. After a RequestTimeout,
+        call ``send_offsets`` again, or :meth:`abort`: the transaction cannot be committed without the offsets.
         """
         self._accumulator.check_open()
         metadata = ConsumerGroupMetadata(group) if isinstance(group, str) else group
-        if not isinstance(metadata, ConsumerGroupMetadata):
+        if not isinstance(metadata, ConsumerGroupMetadata) or not metadata.group_id:
             raise ConfigError(
                 f"group={group!r}: it must be consumer.group_metadata(), or the name of a group"
             )

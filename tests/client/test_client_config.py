@@ -255,3 +255,43 @@ def test_a_transactional_id_is_no_longer_than_the_protocol_allows() -> None:
     assert producer(transactional_id=name + "x")["transactional.id"] == name + "x"
     with pytest.raises(ConfigError, match=r"transactional\.id has 32768 bytes: at most 32767 are possible"):
         producer(transactional_id=name + "é")
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"acks": 1}, "transactional.id needs acks=all, but acks=1"),
+        ({"acks": "0"}, "transactional.id needs acks=all, but acks=0"),
+        ({"retries": 0}, "transactional.id needs retries of at least 1, but retries=0"),
+        ({"enable_idempotence": False}, "transactional.id needs enable.idempotence=true, but it is false"),
+        (
+            {"max_in_flight_requests_per_connection": 6},
+            "transactional.id needs max.in.flight.requests.per.connection of at most 5, but it is 6",
+        ),
+    ],
+)
+def test_the_setting_that_prevents_transactions_is_named(keys: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        producer(transactional_id="name", **keys)
+    assert str(caught.value) == text
+
+
+def test_settings_of_transactions_without_transactional_id_have_no_effect(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    keys: dict[str, object] = {"transaction.timeout.ms": 1000, "transaction.two.phase.commit.enable": False}
+    ClientConfig(PRODUCER, {"bootstrap.servers": "a:1", "transactional.id": "name", **keys})
+    assert not caplog.records
+    ClientConfig(PRODUCER, {"bootstrap.servers": "a:1", **keys})
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{name} has no effect without transactional.id" for name in keys
+    ]
+
+
+def test_two_phase_commits_have_no_timeout() -> None:
+    two_phase = {"transactional_id": "name", "transaction_two_phase_commit_enable": True}
+    with pytest.raises(
+        ConfigError, match=r"transaction\.timeout\.ms=60000 cannot be combined with transaction\.two"
+    ):
+        producer(**two_phase, transaction_timeout_ms=60_000)
+    assert producer(**two_phase).bool("transaction.two.phase.commit.enable")

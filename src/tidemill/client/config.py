@@ -19,6 +19,9 @@ from tidemill.wire.codegen import STRING_BYTES_MAX
 
 logger = logging.getLogger(__name__)
 
+TRANSACTION_TIMEOUT = "transaction.timeout.ms"
+TWO_PHASE_COMMIT = "transaction.two.phase.commit.enable"
+
 
 class ClientConfig(ParsedConfig):
     """The validated settings of one client, by Kafka's names. Immutable and picklable."""
@@ -71,28 +74,17 @@ class ClientConfig(ParsedConfig):
             check_tls(self)
 
     def _check_producer(self, values: dict[str, Any]) -> None:
-        in_flight = values["max.in.flight.requests.per.connection"]
-        possible = values["acks"] == -1 and in_flight <= 5 and values["retries"] > 0
+        obstacle = _idempotence_obstacle(values)
         if values["transactional.id"] is not None:
-            if not possible or values["enable.idempotence"] is False:
-                raise ConfigError(
-                    "transactional.id needs enable.idempotence=true, acks=all, retries of at least 1 and"
-                    f" max.in.flight.requests.per.connection of at most 5 (it is {in_flight})"
-                )
-            if not values["transactional.id"]:
-                raise ConfigError("transactional.id is empty: give a name, or leave it out")
-            size = len(values["transactional.id"].encode())
-            if size > STRING_BYTES_MAX:
-                raise ConfigError(
-                    f"transactional.id has {size} bytes: at most {STRING_BYTES_MAX} are possible"
-                )
+            if values["enable.idempotence"] is False:
+                obstacle = "enable.idempotence=true, but it is false"
+            if obstacle:
+                raise ConfigError(f"transactional.id needs {obstacle}")
+        self._check_transactions(values)
         if values["enable.idempotence"] is None:
-            values["enable.idempotence"] = possible
-        elif values["enable.idempotence"] and not possible:
-            raise ConfigError(
-                "enable.idempotence=true needs acks=all, retries of at least 1 and "
-                f"max.in.flight.requests.per.connection of at most 5 (it is {in_flight})"
-            )
+            values["enable.idempotence"] = not obstacle
+        elif values["enable.idempotence"] and obstacle:
+            raise ConfigError(f"enable.idempotence=true needs {obstacle}")
         if values["delivery.timeout.ms"] < values["linger.ms"] + values["request.timeout.ms"]:
             if "delivery.timeout.ms" in self._given:
                 raise ConfigError(
@@ -100,6 +92,24 @@ class ClientConfig(ParsedConfig):
                     f"+ request.timeout.ms = {values['linger.ms'] + values['request.timeout.ms']}"
                 )
             values["delivery.timeout.ms"] = values["linger.ms"] + values["request.timeout.ms"]
+
+    def _check_transactions(self, values: dict[str, Any]) -> None:
+        name = values["transactional.id"]
+        if name is None:
+            for key in (TRANSACTION_TIMEOUT, TWO_PHASE_COMMIT):
+                if key in self._given:
+                    logger.warning("%s has no effect without transactional.id", key)
+            return
+        if not name:
+            raise ConfigError("transactional.id is empty: give a name, or leave it out")
+        size = len(name.encode())
+        if size > STRING_BYTES_MAX:
+            raise ConfigError(f"transactional.id has {size} bytes: at most {STRING_BYTES_MAX} are possible")
+        if values[TWO_PHASE_COMMIT] and TRANSACTION_TIMEOUT in self._given:
+            raise ConfigError(
+                f"{TRANSACTION_TIMEOUT}={values[TRANSACTION_TIMEOUT]} cannot be combined with "
+                f"{TWO_PHASE_COMMIT}=true: its transactions have no timeout. Leave one of them out"
+            )
 
     def __repr__(self) -> str:
         return f"ClientConfig({self.role!r}, {Settings(self._given)!r})"
@@ -130,3 +140,15 @@ def config_of(
     if bootstrap_servers is not None:
         given["bootstrap.servers"] = bootstrap_servers
     return ClientConfig(role, given, **keywords)
+
+
+def _idempotence_obstacle(values: Mapping[str, Any]) -> str:
+    """Returns what idempotence needs, and the value that prevents it; empty if it is possible."""
+    if values["acks"] != -1:
+        return f"acks=all, but acks={values['acks']}"
+    if values["retries"] < 1:
+        return f"retries of at least 1, but retries={values['retries']}"
+    in_flight = values["max.in.flight.requests.per.connection"]
+    if in_flight > 5:
+        return f"max.in.flight.requests.per.connection of at most 5, but it is {in_flight}"
+    return ""

@@ -346,7 +346,7 @@ class Producer:
 
         Raises AbortableTransactionError if the member has left the group, ConfigError or TypeError for
         arguments that are no offsets or no group: then the transaction is as before. After a RequestTimeout,
-        call ``send_offsets`` again, or :meth:`abort`: the transaction cannot be committed without the offsets.
+        call ``send_offsets`` again, or :meth:`abort`: without the offsets there is no commit.
         """
         self._accumulator.check_open()
         metadata = ConsumerGroupMetadata(group) if isinstance(group, str) else group

@@ -17,6 +17,11 @@ def test_a_known_code_is_shown_by_name(number: int) -> None:
     assert (error.code, error.broker, error.topic, error.partition) == (3, "b:1", "t", 0)
 
 
+def test_a_code_that_the_detail_repeats_is_shown_once() -> None:
+    error = error_for(47, "write", detail="t-0 is old (INVALID_PRODUCER_EPOCH).", step="x")
+    assert str(error) == "cannot write: INVALID_PRODUCER_EPOCH (t-0 is old); x"
+
+
 def test_every_code_is_shown_by_its_name_alone() -> None:
     for code in ErrorCode:
         plain = int(str(int(code)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tidemill.client.config import PRODUCER, ClientConfig
@@ -11,6 +13,7 @@ from tidemill.client.errors import (
     FatalTransactionError,
     ProducerFenced,
     RequestTimeout,
+    error_for,
 )
 from tidemill.client.network_client import NetworkClient
 from tidemill.client.transaction_manager import FOLLOWING, State, TransactionManager
@@ -106,3 +109,42 @@ def test_calls_while_another_thread_begins_are_refused() -> None:
         with pytest.raises(ClientError, match="another thread begins"):
             call()
     assert found.state is State.INITIALIZING
+
+
+REFUSAL = "t-0 is not part of an open transaction of this producer (INVALID_PRODUCER_EPOCH)"
+
+
+def refused_batch_error(open_s: float) -> str:
+    """Returns the error of a transaction, open for ``open_s``, whose message was refused for its epoch."""
+    found = manager(State.IN_TRANSACTION)
+    found._has_two_phase_commit = False
+    found._began_s = time.monotonic() - open_s
+    found.batch_failed(error_for(ErrorCode.INVALID_PRODUCER_EPOCH, "produce to t-0", detail=REFUSAL))
+    with pytest.raises(AbortableTransactionError) as caught:
+        found.check_open()
+    return str(caught.value)
+
+
+def test_the_first_message_of_a_fenced_producer_names_the_other_one() -> None:
+    told = refused_batch_error(0)
+    assert told.count("INVALID_PRODUCER_EPOCH") == 1
+    assert "another producer with transactional id 'id' has begun, or an administrator" in told
+    assert told.endswith("; abort the transaction")
+
+
+def test_a_message_after_the_timeout_names_it() -> None:
+    told = refused_batch_error(2)
+    assert "another producer with transactional id 'id' has begun" in told
+    assert "open for longer than transaction.timeout.ms=1000" in told
+
+
+@pytest.mark.parametrize("is_message", [True, False])
+def test_a_transactional_id_without_a_producer_id_has_expired(is_message: bool) -> None:
+    found = manager(State.IN_TRANSACTION)
+    error = error_for(ErrorCode.INVALID_PRODUCER_ID_MAPPING, "commit the transaction")
+    if is_message:
+        found.batch_failed(error)
+    else:
+        found._failed(error)
+    with pytest.raises(AbortableTransactionError, match=r"has expired.*transactional\.id\.expiration\.ms"):
+        found.check_open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import click
@@ -89,7 +90,8 @@ def list_(
             if problem.code is not ErrorCode.INVALID_REGULAR_EXPRESSION:
                 raise
             raise click.UsageError(
-                f"--pattern {pattern}: the broker accepts regular expressions of RE2"
+                f"--pattern {pattern}: no valid regular expression{_fault_of(pattern or '')}; the broker"
+                " accepts those of RE2"
             ) from None
     if as_json:
         print_json([one._asdict() for one in found])
@@ -101,6 +103,15 @@ def list_(
         right=["producer id", "coordinator"],
         empty="no transactional ids",
     )
+
+
+def _fault_of(pattern: str) -> str:
+    """Returns why Python refuses a pattern, in brackets: brokers give no reason. Empty if it does not."""
+    try:
+        re.compile(pattern)
+    except re.error as problem:
+        return f" ({problem})"
+    return ""
 
 
 @command.command("describe", epilog="\b\nExamples:\n  tidemill transaction describe loader-1")

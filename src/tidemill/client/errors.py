@@ -196,9 +196,10 @@ def error_for(
     ``step`` replaces the next step that the table has for the code.
     """
     code = ErrorCode.of(number)
-    parts = [f"cannot {operation}: {ErrorCode.name_of(number)}"]
+    name = ErrorCode.name_of(number)
+    parts = [f"cannot {operation}: {name}"]
     if detail:
-        parts.append(f" ({detail.rstrip('.')})")
+        parts.append(f" ({detail.rstrip('.').removesuffix(f' ({name})')})")
     if broker:
         parts.append(f", broker {broker}")
     if code == ErrorCode.TOPIC_ALREADY_EXISTS and _is_being_deleted(detail):

@@ -645,15 +645,15 @@ class TransactionManager:
         code = failure.code
         with self._lock:
             cause = self._possible_cause(code)
+            reason = cause and f"; perhaps {cause}"
             if code in FENCED:
                 user = f"another producer uses transactional id {self.transactional_id!r}"
                 error: ClientError = ProducerFenced(
                     f"{failure}; {user}{cause and f', or {cause}'}: close this one", ErrorCode.PRODUCER_FENCED
                 )
             elif code in ABORTABLE:
-                error = AbortableTransactionError(f"{failure}; abort the transaction", code)
+                error = AbortableTransactionError(f"{failure}{reason}; abort the transaction", code)
             else:
-                reason = cause and f"; perhaps {cause}"
                 error = FatalTransactionError(f"{failure}{reason}; close this producer", code)
             if self._state is not State.FATAL_ERROR:
                 self._change_state(State.ABORTABLE_ERROR if code in ABORTABLE else State.FATAL_ERROR)
@@ -671,6 +671,11 @@ class TransactionManager:
                 "the brokers do not have transaction.two.phase.commit.enable=true, or the user does not have"
                 " the operation TwoPhaseCommit on the transactional id. A prepared transaction stays open"
                 " until another producer may complete it"
+            )
+        if code is ErrorCode.INVALID_PRODUCER_ID_MAPPING:
+            return (
+                f"transactional id {self.transactional_id!r} has expired: it was not used for longer than the"
+                " brokers' transactional.id.expiration.ms"
             )
         if code in FENCED or code is ErrorCode.INVALID_TXN_STATE:
             if self._has_two_phase_commit:
@@ -764,6 +769,10 @@ class TransactionManager:
                 return
             code = problem.code if isinstance(problem, KafkaError) else None
             cause = "" if code is None else self._possible_cause(code)
+            if code in FENCED:
+                # Only the coordinator distinguishes these.
+                other = f"another producer with transactional id {self.transactional_id!r} has begun"
+                cause = f"{other}, or {cause or 'an administrator has aborted the transaction'}"
             self._change_state(State.ABORTABLE_ERROR)
             self._error = AbortableTransactionError(
                 f"a message of the transaction was not written: {problem}{cause and f'; perhaps {cause}'};"

@@ -19,6 +19,7 @@ from tidemill.client.connection import Connection
 from tidemill.client.errors import (
     AbortableTransactionError,
     BrokerUnreachable,
+    ClientClosed,
     ClientError,
     FatalTransactionError,
     ProducerFenced,
@@ -376,6 +377,38 @@ def test_a_block_that_fails_in_a_fenced_producer_names_the_fencing(
         fail_after_fencing()
     assert "another client has fenced this producer, and so aborted the transaction" in caplog.text
     assert "its timeout will end it" not in caplog.text
+
+
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_a_block_may_end_its_transaction_itself(
+    broker_address: str, new_topic: NewTopic, make: MakeProducer, is_commit: bool
+) -> None:
+    topic, producer = new_topic(), make()
+    with producer.transaction():
+        producer.send(topic, b"first")
+        producer.flush()
+        producer.commit() if is_commit else producer.abort()
+    with producer.transaction():
+        producer.send(topic, b"second")
+    assert values(broker_address, topic) == ([b"first"] if is_commit else []) + [b"second"]
+
+
+def test_a_block_that_closes_its_producer_is_not_committed(new_topic: NewTopic, make: MakeProducer) -> None:
+    producer = make()
+
+    def close_within() -> None:
+        with producer.transaction():
+            producer.send(new_topic(), b"value")
+            producer.close()
+
+    with pytest.raises(ClientClosed):
+        close_within()
+
+
+def test_a_block_may_end_its_transaction_before_the_first_message(make: MakeProducer) -> None:
+    producer = make()
+    with producer.transaction():
+        producer.abort()
 
 
 def test_a_producer_without_transactional_id_has_no_transactions(broker_address: str) -> None:

@@ -102,7 +102,7 @@ def test_a_prepared_transaction_is_committed_by_its_producer(
     assert committed(address, topic) == [b"a", b"b"]
     assert producer.complete(prepare(producer, topic, b"c")) is True
     prepare(producer, topic, b"d")
-    assert producer.complete(None) is True
+    assert producer.complete(None) is False
     assert committed(address, topic) == [b"a", b"b", b"c"]
 
 
@@ -115,7 +115,7 @@ def test_another_producer_completes_what_a_failed_one_has_prepared(
         failed.send(topic, b"before", partition=0)
     prepared = prepare(failed, topic, b"a", b"b")
     successor = make()
-    assert successor.complete(prepared if is_stored else None) is True
+    assert successor.complete(prepared if is_stored else None) is is_stored
     with successor.transaction():
         successor.send(topic, b"z", partition=1)
     expected = [b"a", b"b", b"before", b"z"] if is_stored else [b"before", b"z"]
@@ -166,15 +166,26 @@ def test_a_stored_result_that_is_none_aborts_nothing(
     assert committed(address, topic) == [b"a"]
 
 
+def test_a_prepared_transaction_that_is_not_the_stored_one_is_aborted(
+    address: str, topic: str, make: MakeProducer
+) -> None:
+    stored = prepare(make(), topic, b"a")
+    first = make()
+    assert first.complete(stored) is True
+    prepare(first, topic, b"b")
+    assert make().complete(stored) is False
+    assert committed(address, topic) == [b"a"]
+
+
 def test_without_an_open_transaction_there_is_nothing_to_complete(
     address: str, topic: str, make: MakeProducer
 ) -> None:
-    assert make().complete(PreparedTransaction(1, 2)) is False
+    assert make().complete(PreparedTransaction(1, 2)) is None
     first = make()
     prepared = prepare(first, topic, b"a")
     first.commit()
     second = make()
-    assert second.complete(prepared) is False
+    assert second.complete(prepared) is None
     with second.transaction():
         second.send(topic, b"b", partition=0)
     assert committed(address, topic) == [b"a", b"b"]

@@ -406,13 +406,13 @@ class Producer:
             self.flush(max(0.0, deadline - time.monotonic()))
             return transactions.prepare()
 
-    def complete(self, prepared: Sequence[int] | None, timeout: float | None = None) -> bool:
+    def complete(self, prepared: Sequence[int] | None, timeout: float | None = None) -> bool | None:
         """Ends the transaction that this or a former producer has prepared; fences the former producer.
 
         Commits it if it is ``prepared``, the last one that the other system has committed (None if it has
-        none), and aborts it otherwise. A new producer calls it before :meth:`begin`. Returns whether a
-        transaction was open, and thus committed or aborted. After a RequestTimeout, call ``complete`` again.
-        Raises ConfigError for a value that is not two integers.
+        none), and aborts it otherwise. A new producer calls it before :meth:`begin`. Returns True if it has
+        committed the transaction, False if it has aborted it, None if none was open. After a RequestTimeout,
+        call ``complete`` again. Raises ConfigError for a value that is not two integers.
         """
         self._accumulator.check_open()
         transactions = self._transactional("complete")
@@ -428,6 +428,8 @@ class Producer:
 
         with producer.transaction():
             producer.send("topic", b"value")
+
+        The block may also call :meth:`commit` or :meth:`abort` itself; then its end does nothing.
         """
         self.begin(timeout)
         try:
@@ -435,6 +437,9 @@ class Producer:
         except BaseException as problem:
             self._abort_after(problem, timeout)
             raise
+        self._accumulator.check_open()
+        if self._transactional("commit").is_ended:
+            return
         try:
             self.commit(timeout)
         except AbortableTransactionError as problem:

@@ -311,6 +311,11 @@ class TransactionManager:
         """Whether nothing but this producer ends the transaction before its timeout, and can abort it."""
         return self._state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR, State.ABORTING_TRANSACTION)
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether no transaction is open, prepared, or being ended."""
+        return self._state in (State.UNINITIALIZED, State.READY)
+
     def check_usable(self) -> None:
         """Raises the error after which the producer can only be closed."""
         if self._state is State.FATAL_ERROR and self._error is not None:
@@ -475,20 +480,22 @@ class TransactionManager:
                     " or abort the transaction"
                 )
 
-    def complete(self, prepared: PreparedTransaction | None, deadline: float) -> bool:
-        """Commits the transaction if it is ``prepared``, otherwise aborts it; returns whether it did either.
+    def complete(self, prepared: PreparedTransaction | None, deadline: float) -> bool | None:
+        """Commits the transaction if it is ``prepared``, otherwise aborts it.
 
-        A producer that has not begun takes over the transaction of its transactional id.
+        Returns whether it was committed; None if none was open. A producer that has not begun takes over the
+        transaction of its transactional id.
         """
         self.check_usable()
         if self._state is State.UNINITIALIZED:
             self._initialize(deadline, keeps_prepared=True)
             if self._prepared is None:
-                return False
+                return None
         if self._prepared is None:
             raise ClientError(f"cannot complete a transaction: {STATE_TEXTS[self._state]}")
-        self.end(self._prepared == prepared, deadline)
-        return True
+        is_commit = self._prepared == prepared
+        self.end(is_commit, deadline)
+        return is_commit
 
     def end(self, is_commit: bool, deadline: float) -> None:
         """Commits or aborts the transaction, whose messages were all acknowledged or have failed.

@@ -409,6 +409,9 @@ def test_a_block_may_end_its_transaction_before_the_first_message(make: MakeProd
     producer = make()
     with producer.transaction():
         producer.abort()
+    producer.begin()
+    with pytest.raises(ClientError, match="a transaction is open"):
+        producer.begin()
 
 
 def test_a_producer_without_transactional_id_has_no_transactions(broker_address: str) -> None:

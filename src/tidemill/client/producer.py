@@ -349,7 +349,7 @@ class Producer:
         call ``send_offsets`` again, or :meth:`abort`: without the offsets there is no commit.
         """
         self._accumulator.check_open()
-        metadata = ConsumerGroupMetadata(group) if isinstance(group, str) else group
+        metadata: object = ConsumerGroupMetadata(group) if isinstance(group, str) else group
         if not isinstance(metadata, ConsumerGroupMetadata) or not metadata.group_id:
             raise ConfigError(
                 f"group={group!r}: it must be consumer.group_metadata(), or the name of a group"

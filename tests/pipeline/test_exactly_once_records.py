@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import random
 import re
+import uuid
+from typing import Any
 
 import pytest
 
+from tidemill.client.config import TWO_PHASE_COMMIT, ClientConfig
+from tidemill.client.config_keys import PRODUCER
 from tidemill.client.errors import ClientError
 from tidemill.model.errors import ErrorCode
 from tidemill.pipeline.exactly_once import task_transaction, transactional_ids
@@ -180,10 +184,10 @@ def test_times_headers_and_partitions_count() -> None:
     ("given", "first"),
     [
         ({}, "true"),
-        ({task_transaction.TWO_PHASE_COMMIT: " TRUE"}, "true"),
-        ({task_transaction.TWO_PHASE_COMMIT: "yes"}, "true"),
-        ({task_transaction.TWO_PHASE_COMMIT: "False"}, "false"),
-        ({task_transaction.TWO_PHASE_COMMIT: "no"}, "false"),
+        ({TWO_PHASE_COMMIT: " TRUE"}, "true"),
+        ({TWO_PHASE_COMMIT: "yes"}, "true"),
+        ({TWO_PHASE_COMMIT: "False"}, "false"),
+        ({TWO_PHASE_COMMIT: "no"}, "false"),
     ],
 )
 def test_two_phase_commit_is_tried_unless_it_is_switched_off(
@@ -192,7 +196,7 @@ def test_two_phase_commit_is_tried_unless_it_is_switched_off(
     opened = []
     monkeypatch.setattr(task_transaction, "_opened", lambda *arguments: opened.append(arguments[2]))
     task_transaction._begun({"bootstrap.servers": "h:1", **given}, "id")
-    assert [one[task_transaction.TWO_PHASE_COMMIT] for one in opened] == [first]
+    assert [one[TWO_PHASE_COMMIT] for one in opened] == [first]
 
 
 @pytest.mark.parametrize(
@@ -210,6 +214,23 @@ def test_authorization_errors_name_the_missing_right(code: ErrorCode, added: str
     assert str(caught.value).startswith("refused")
     assert str(caught.value).endswith(added)
     assert (str(caught.value) != "refused") is bool(added)
+
+
+def test_a_two_phase_commit_is_tried_without_the_timeout_of_other_transactions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = []
+
+    def opened(*arguments: Any) -> None:
+        made.append(ClientConfig(PRODUCER, {**arguments[0], "transactional.id": "id", **arguments[2]}))
+        raise ClientError("refused", task_transaction.NO_TWO_PHASE_COMMIT[0])
+
+    monkeypatch.setattr(task_transaction, "_opened", opened)
+    given = {"bootstrap.servers": f"{uuid.uuid4()}:1", "transaction.timeout.ms": "60000"}
+    with pytest.raises(ClientError):
+        task_transaction._begun(given, "id")
+    tried = [(one.bool(TWO_PHASE_COMMIT), one.int("transaction.timeout.ms")) for one in made]
+    assert [tried[0][0], tried[1]] == [True, (False, 60_000)]
 
 
 def test_an_id_is_used_again_for_a_later_batch_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from tidemill.client.arrow import columns_of
+from tidemill.client.config import TRANSACTION_TIMEOUT, TWO_PHASE_COMMIT
 from tidemill.client.config_keys import KEYS
 from tidemill.client.errors import ClientError
 from tidemill.model.errors import ErrorCode
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 TIMEOUT_MS: Final = 900_000
 UNACKNOWLEDGED_MAX: Final = 64
 """The maximum number of unacknowledged slices of rows before the task waits for the first."""
-TWO_PHASE_COMMIT: Final = "transaction.two.phase.commit.enable"
 NO_TWO_PHASE_COMMIT: Final = (
     ErrorCode.UNSUPPORTED_VERSION,
     ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
@@ -85,17 +85,16 @@ def _sample(sent: BulkDelivery) -> Place:
 def _begun(client: Mapping[str, str], transactional_id: str) -> Producer:
     """Returns a producer with an open transaction: without timeout, if the cluster allows that."""
     servers, refusals = client["bootstrap.servers"], _refusals.value
+    without_timeout = {key: value for key, value in client.items() if key != TRANSACTION_TIMEOUT}
     if KEYS[TWO_PHASE_COMMIT].parse(client.get(TWO_PHASE_COMMIT, "true")) and servers not in refusals:
         try:
-            return _opened(client, transactional_id, {TWO_PHASE_COMMIT: "true"})
+            return _opened(without_timeout, transactional_id, {TWO_PHASE_COMMIT: "true"})
         except ClientError as problem:
             if problem.code not in NO_TWO_PHASE_COMMIT:
                 raise
             refusals.add(servers)
-    timeout_ms = client.get("transaction.timeout.ms", str(TIMEOUT_MS))
-    return _opened(
-        client, transactional_id, {TWO_PHASE_COMMIT: "false", "transaction.timeout.ms": timeout_ms}
-    )
+    timeout_ms = client.get(TRANSACTION_TIMEOUT, str(TIMEOUT_MS))
+    return _opened(client, transactional_id, {TWO_PHASE_COMMIT: "false", TRANSACTION_TIMEOUT: timeout_ms})
 
 
 def _opened(client: Mapping[str, str], transactional_id: str, more: Mapping[str, str]) -> Producer:

@@ -247,6 +247,53 @@ def test_records_that_are_deleted_after_the_plan_are_a_loss(monkeypatch: pytest.
     assert (left.start, left.end) == (7, 9)
 
 
+@pytest.mark.parametrize(
+    "before", [position({}), position({TopicPartition("u", 0): 3}), position({T0: 7}, OTHER_ID)]
+)
+def test_a_repeated_batch_begins_where_it_was_planned(
+    monkeypatch: pytest.MonkeyPatch, before: StreamPosition
+) -> None:
+    start = before.to_json()
+    planned = view({T0: 0, T1: 2}, {T0: 9, T1: 9})
+    end = json.loads(json.dumps(reader_of(monkeypatch, planned).latestOffset(start)))
+    there = view({T0: 6, T1: 20}, {T0: 9, T1: 20})
+    with pytest.raises(MirrorDataLoss) as caught:
+        reader_of(monkeypatch, there).partitions(start, end)
+    assert "offsets 0 to 5 of t-0 were deleted" in str(caught.value)
+    assert "offsets 2 to 8 of t-1 were deleted" in str(caught.value)
+    (left,) = reader_of(monkeypatch, there, fail_on_data_loss=False).partitions(start, end)
+    assert (left.partition, left.start, left.end) == (0, 6, 9)
+
+
+def test_the_start_of_a_batch_is_not_that_of_later_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = TopicPartition("u", 0)
+    seen = view({T0: 0}, {T0: 9})
+    reader = reader_of(monkeypatch, seen)
+    first = reader.latestOffset(reader.initialOffset())
+    assert reader.latestOffset(first) == first
+    assert reader.partitions(first, first) == []
+    reader._clusters.get().views = [view({T0: 0, other: 4}, {T0: 9, other: 5})]
+    second = reader.latestOffset(first)
+    assert [(one.topic, one.start, one.end) for one in reader.partitions(first, second)] == [("u", 4, 5)]
+    reader._clusters.get().views = [view({T0: 0, T1: 3, other: 4}, {T0: 12, T1: 4, other: 5})]
+    third = reader.latestOffset(second)
+    assert [(one.topic, one.partition, one.start, one.end) for one in reader.partitions(second, third)] == [
+        ("t", 0, 9, 12),
+        ("t", 1, 3, 4),
+    ]
+
+
+def test_the_first_sync_point_is_where_the_first_batch_was_planned() -> None:
+    end = StreamPosition({"t": TopicPosition(ID, {0: 9, 1: 9}, {0: 2})})
+    clients: Any = object.__new__(record_query.RecordClients)
+    clients._source = Mock(describe=Mock(return_value={"t": TopicView(ID, 2)}))
+    clients._source.list_some = lambda items, _time_ms: dict.fromkeys(items, 6)
+    topic = record_query.TargetTopic("t", TopicIds(ID, ID), {0: 9, 1: 9}, frozenset({0, 1}), 2, 2)
+    ends = record_query.BatchEnds(0, position({}), end)
+    # A checkpoint of an earlier version does not have the start.
+    assert clients.starts(ends, {"t": [0, 1]}, {"t": topic}) == {T0: 2, T1: 6}
+
+
 def test_a_planned_topic_is_read_even_if_it_is_not_selected_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     start, end = position({T0: 5}), position({T0: 9})
     unmoved = {"u": TopicPosition(OTHER_ID, {0: 3})}

@@ -298,6 +298,27 @@ def test_records_that_the_source_has_deleted_before_they_were_copied_are_a_loss(
     assert [len(rows) for rows in mirrored.rows(mirrored.target)] == [40, 30, 40]
 
 
+@pytest.mark.parametrize("batch", [0, 1])
+def test_a_first_batch_of_a_topic_that_is_repeated_begins_where_it_was_planned(
+    spark: SparkSession, mirrored: RecordMirror, tmp_path: Path, batch: int
+) -> None:
+    earlier = RecordMirror(spark, mirrored.source, mirrored.target, tmp_path)
+    if batch:
+        earlier.produce(30)
+        earlier.run()
+    mirrored.produce(60)
+    wanted = f"{mirrored.topic},{earlier.topic}"
+    assert run_until_killed(mirrored, "write", batch, wanted) == -signal.SIGKILL
+    with Admin(mirrored.source) as admin:
+        admin.delete_records({mirrored.item(0): 12})
+    topics = TopicFilter(wanted)
+    with pytest.raises(Exception, match="were deleted before they were read") as caught:
+        mirrored.run(topics=topics)
+    assert f"offsets 0 to 11 of {mirrored.topic}-0" in explained(caught.value)
+    assert mirrored.run(topics=topics, fail_on_data_loss=False).records == 48
+    assert [len(rows) for rows in mirrored.rows(mirrored.target)] == [8, 20, 20]
+
+
 def test_a_topic_that_the_source_deletes_stays_in_the_target_and_a_recreated_one_is_copied(
     mirrored: RecordMirror,
 ) -> None:
@@ -435,10 +456,11 @@ def test_a_mirror_that_is_killed_between_any_two_steps_has_each_record_once(mirr
     mirrored.assert_exact_positions(groups)
 
 
-def run_until_killed(mirrored: RecordMirror, step: str, batch: int) -> int:
+def run_until_killed(mirrored: RecordMirror, step: str, batch: int, topics: str = "") -> int:
     """Runs the mirror in a process of its own; returns its exit code."""
     program = str(Path(__file__).with_name("killed_mirror.py"))
-    arguments = [mirrored.source, mirrored.target, mirrored.topic, str(mirrored.checkpoint), step, str(batch)]
+    wanted = topics or mirrored.topic
+    arguments = [mirrored.source, mirrored.target, wanted, str(mirrored.checkpoint), step, str(batch)]
     done = subprocess.run(
         [sys.executable, program, *arguments],
         # Compiled classes have no interpreted subclasses, which the program needs to kill itself.

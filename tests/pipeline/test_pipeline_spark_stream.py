@@ -110,6 +110,17 @@ def test_a_stream_begins_at_the_latest_offset_of_its_first_start(lab: Any) -> No
     assert lab.places() == [(topic, 0, 5), (topic, 0, 6), (topic, 0, 7)]
 
 
+def test_data_deleted_before_the_first_batch_is_repeated_is_a_loss(lab: Any) -> None:
+    topic = lab.cluster.filled(50)
+    lab.run(topic)
+    # The batch was planned, and neither sink nor commit log has it.
+    forget(newest(lab.checkpoint / "commits"))
+    shutil.rmtree(lab.output)
+    lab.cluster.delete_before(topic, 20)
+    assert f"offsets 0 to 19 of {topic}-0 were deleted" in failure(lab.start(topic))
+    assert lab.run(topic, failOnDataLoss="false") == [30]
+
+
 def test_data_deleted_during_a_query_ends_it_or_is_skipped(lab: Any) -> None:
     topic = lab.cluster.filled(5)
     lab.run(topic)

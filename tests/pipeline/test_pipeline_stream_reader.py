@@ -90,6 +90,27 @@ def test_latest_is_resolved_once(cluster: Any, readers: Any) -> None:
     assert next_of(reader.latestOffset()) == {"0": 5}
 
 
+@pytest.mark.parametrize("has_arguments", [True, False])
+def test_a_repeated_first_batch_begins_where_it_was_planned(
+    cluster: Any, readers: Any, has_arguments: bool
+) -> None:
+    topic = cluster.filled(10)
+    reader = readers(topic, startingOffsets="latest")
+    start = reader.initialOffset()
+    cluster.produce(topic, 5)
+    end = reader.latestOffset(start) if has_arguments else reader.latestOffset()
+    assert [(one.start, one.end) for one in reader.partitions(start, end)] == [(10, 15)]
+    assert reader.latestOffset(end) == end
+    # The first batch is not in the commit log: Spark asks for the start of the query again.
+    cluster.produce(topic, 3)
+    again = readers(topic, startingOffsets="latest")
+    there = again.initialOffset()
+    assert next_of(there) == {"0": 18}
+    assert [(one.start, one.end) for one in again.partitions(there, end)] == [(10, 15)]
+    third = again.latestOffset(end) if has_arguments else again.latestOffset()
+    assert [(one.start, one.end) for one in again.partitions(end, third)] == [(15, 18)]
+
+
 def test_no_progress_is_the_same_text(cluster: Any, readers: Any) -> None:
     topic = cluster.topic(3)
     reader = readers(topic)

@@ -135,13 +135,12 @@ def plan_ranges(
     """Returns the ranges of a batch, and the losses among them.
 
     The same ``start`` and ``end`` result in the same ranges, as long as nothing was deleted. A partition
-    that ``start`` does not have, or whose topic was recreated since, is read from offset 0.
+    that neither of them has a start of, or whose topic was recreated since, is read from offset 0.
     """
     ranges: list[OffsetRange] = []
     losses: list[str] = []
     for topic, part in sorted(end.topics.items()):
-        continues = topic in start.topics and not was_recreated(start, topic, part.topic_id)
-        before = start.topics[topic].next if continues else {}
+        before = starts_of(start, end, topic)
         wanted = {number: last for number, last in part.next.items() if before.get(number, 0) < last}
         if wanted and was_recreated(end, topic, view.topic_ids.get(topic)):
             losses.append(
@@ -162,6 +161,15 @@ def plan_ranges(
             if kept < last:
                 ranges.append(OffsetRange(topic, number, kept, last, part.topic_id))
     return ranges, losses
+
+
+def starts_of(start: StreamPosition, end: StreamPosition, topic: str) -> Mapping[int, int]:
+    """Returns where a batch begins in the partitions of a topic, as far as its positions have that."""
+    part = end.topics[topic]
+    if start.topics.get(topic) == part:
+        return part.next
+    continues = topic in start.topics and not was_recreated(start, topic, part.topic_id)
+    return {**(start.topics[topic].next if continues else {}), **part.begin}
 
 
 def deleted(partition: TopicPartition, first: int, last: int, earliest: int) -> str:
@@ -204,13 +212,42 @@ def _split(span: OffsetRange, parts: int) -> list[OffsetRange]:
 def end_position(end: Offsets, absent: Offsets, view: ClusterView, before: StreamPosition) -> StreamPosition:
     """Returns the position of ``end`` and ``absent``, with the current topic ids of the cluster.
 
-    A topic that is absent, or that comes from a broker without topic ids, keeps the id of ``before``.
+    A topic that is absent, or that comes from a broker without topic ids, keeps the id of ``before``. A topic
+    that has not moved since ``before`` is equal to it.
     """
     ids = dict(view.topic_ids)
     for topic in {partition.topic for partition in (*end, *absent)}:
         if ids.get(topic) in (None, ZERO_ID):
             ids[topic] = before.topic_id(topic)
-    return position_of({**end, **absent}, ids)
+    after = position_of({**end, **absent}, ids)
+    return StreamPosition(
+        {
+            topic: before.topics[topic]
+            if topic in before.topics and before.topics[topic]._replace(begin={}) == part
+            else part
+            for topic, part in after.topics.items()
+        }
+    )
+
+
+def with_begin(end: StreamPosition, stored: StreamPosition, begin: Offsets) -> StreamPosition:
+    """Returns the end of a batch with its start in the partitions that ``stored`` does not have.
+
+    ``stored`` is the position before the batch in the checkpoint.
+    """
+    topics = {}
+    for topic, part in end.topics.items():
+        continues = topic in stored.topics and not was_recreated(stored, topic, part.topic_id)
+        known = stored.topics[topic].next if continues else {}
+        starts = {
+            number: begin[item]
+            for number, offset in part.next.items()
+            if (item := TopicPartition(topic, number)) in begin
+            and number not in known
+            and begin[item] != offset
+        }
+        topics[topic] = part._replace(begin=starts) if starts else part
+    return StreamPosition(topics)
 
 
 def waiting_rows(begin: Offsets, end: Offsets) -> int:

@@ -31,6 +31,7 @@ from tidemill.pipeline.batch_planning import (
     plan_ranges,
     split_ranges,
     waiting_rows,
+    with_begin,
 )
 from tidemill.pipeline.cluster import Cluster
 from tidemill.pipeline.columns import requested_columns
@@ -113,7 +114,11 @@ class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._idle_pause_s = min(max(2 * self._idle_pause_s, IDLE_PAUSE_S_MIN), IDLE_PAUSE_S_MAX)
         if end is None:
             return position.to_json()
-        return end_position(end, ahead.absent, view, position).to_json()
+        planned = end_position(end, ahead.absent, view, position)
+        if self._initial is not None and position.offsets() == self._initial.offsets():
+            # Spark does not store it, and resolves it again if it repeats the first batch.
+            planned = with_begin(planned, StreamPosition({}), ahead.begin)
+        return planned.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Returns the limit of the options as Spark's type (4.2 and later), which accepts only one."""

@@ -8,6 +8,11 @@ JSON with sorted keys, since Spark compares offsets as text::
 base64, as Kafka's tools print it): a topic that was deleted and recreated has another id with the same
 name. From a broker without topic ids it is ``null``, and the check is skipped.
 
+The end of a batch also has ``"begin": {"0": 0}`` for the partitions whose start is in no earlier batch: the
+first ones of a query, and new ones of a mirror. The start would otherwise be resolved again if the batch is
+repeated, and without the records that were deleted meanwhile. A topic keeps ``begin`` until it has new
+records, so that its text stays equal.
+
 The format of Spark's own connector, ``{"flights": {"0": 120}}``, is read as well: a checkpoint of
 ``format("kafka")`` continues with ``format("tidemill")``, and gets the ids with the next micro-batch.
 """
@@ -29,10 +34,14 @@ class BadPosition(TidemillError):
 
 
 class TopicPosition(NamedTuple):
-    """The position in a topic: its id, and the next offset of each partition."""
+    """The position in a topic: its id, and the next offset of each partition.
+
+    ``begin`` is the start of the batch that ends here, where the position before does not have it.
+    """
 
     topic_id: bytes | None
     next: Mapping[int, int]
+    begin: Mapping[int, int] = {}
 
 
 class StreamPosition(NamedTuple):
@@ -57,8 +66,9 @@ class StreamPosition(NamedTuple):
         return {
             "topics": {
                 topic: {
+                    **({"begin": _texts(part.begin)} if part.begin else {}),
                     "id": topic_id_text(part.topic_id),
-                    "next": {str(partition): part.next[partition] for partition in sorted(part.next)},
+                    "next": _texts(part.next),
                 }
                 for topic, part in sorted(self.topics.items())
             },
@@ -93,7 +103,9 @@ def parse_position(table: Mapping[str, Any]) -> StreamPosition:
         return StreamPosition(
             {
                 topic: TopicPosition(
-                    None if part["id"] is None else decode_id(part["id"]), _numbers(part["next"])
+                    None if part["id"] is None else decode_id(part["id"]),
+                    _numbers(part["next"]),
+                    _numbers(part.get("begin", {})),
                 )
                 for topic, part in table["topics"].items()
             }
@@ -103,6 +115,10 @@ def parse_position(table: Mapping[str, Any]) -> StreamPosition:
             f"the checkpoint's offsets {table!r} are not from this source ({problem!r}): "
             "use a separate checkpoint for the query"
         ) from None
+
+
+def _texts(numbers: Mapping[int, int]) -> dict[str, int]:
+    return {str(partition): numbers[partition] for partition in sorted(numbers)}
 
 
 def _numbers(table: Mapping[str, Any]) -> dict[int, int]:

@@ -9,7 +9,8 @@ A mirror follows its source, and has other losses than a query over a table:
 - A topic that was deleted at the source is no loss: the target keeps its records. The mirror goes on with the
   other topics.
 - A recreated topic is read from its start. The target has the records of both.
-- A new topic or partition is read from its earliest record, whatever was deleted before.
+- A new topic or partition is read from its earliest record, whatever was deleted before. The end of its first
+  batch has this start, so that records which are deleted later are a loss, also if the batch is repeated.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tidemill.pipeline.batch_planning import (
     Offsets,
     advance,
     plan_ranges,
+    starts_of,
     was_recreated,
 )
 from tidemill.pipeline.stream_offsets import StreamPosition, TopicPosition, describe_id
@@ -132,12 +134,12 @@ def plan_batch(
             for topic, part in there.topics.items()
         }
     )
-    return plan_ranges(first, there, view)
+    resolved = {topic: part._replace(begin={}) for topic, part in there.topics.items()}
+    return plan_ranges(first, StreamPosition(resolved), view)
 
 
 def _starts(start: StreamPosition, end: StreamPosition, topic: str, earliest: Offsets) -> dict[int, int]:
-    continues = topic in start.topics and not was_recreated(start, topic, end.topics[topic].topic_id)
-    before = start.topics[topic].next if continues else {}
+    before = starts_of(start, end, topic)
     first = {item.partition: offset for item, offset in earliest.items() if item.topic == topic}
     return {
         number: before.get(number, min(first.get(number, 0), last))

@@ -428,7 +428,8 @@ class RecordClients:
     def starts(
         self, ends: BatchEnds, numbers: Mapping[str, Sequence[int]], topics: Mapping[str, TargetTopic]
     ) -> dict[TopicPartition, int]:
-        """Returns the starts of partitions: the earliest offset of those that were not read before.
+        """Returns the starts of partitions: the planned one of those that were not read before, and the
+        earliest offset of those that the checkpoint of an earlier version has no start of.
 
         Omits those whose leader does not answer.
         """
@@ -436,7 +437,8 @@ class RecordClients:
         new: dict[TopicPartition, int] = {}
         there = self._source.describe(sorted(numbers))
         for topic, some in numbers.items():
-            first, reached = ends.first(topic), topics[topic].reached
+            first = {**ends.end.topics[topic].begin, **ends.first(topic)}
+            reached = topics[topic].reached
             for number in some:
                 item = TopicPartition(topic, number)
                 if number in first:

@@ -27,6 +27,7 @@ from tidemill.pipeline.batch_planning import (
     end_position,
     limit_rows,
     waiting_rows,
+    with_begin,
 )
 from tidemill.pipeline.columns import requested_columns, schema_text
 from tidemill.pipeline.connect import OpenedOnce
@@ -172,7 +173,7 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._idle_pause_s = min(max(2 * self._idle_pause_s, IDLE_PAUSE_S_MIN), IDLE_PAUSE_S_MAX)
             return position.to_json()
         self._idle_pause_s = 0.0
-        return end_position(end, ahead.absent, view, position).to_json()
+        return with_begin(end_position(end, ahead.absent, view, position), position, ahead.begin).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fixes the end of the query: later records are for the next one."""

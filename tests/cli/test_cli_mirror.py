@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import click
 import pytest
 from kazoo.client import KazooClient
 
-from tidemill.cli.mirror import _cluster_of_file, _settings_of, _sources, _target
+from tidemill.cli.mirror import _check_reachable, _cluster_of_file, _settings_of, _sources, _target
 from tidemill.coordination.nodes import BROKER_IDS, BrokerNode, BrokerRegistration, Endpoint
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 from tidemill.model.errors import ConfigError
@@ -26,6 +29,14 @@ compression.codec=none
 serializer.class=kafka.serializer.DefaultEncoder
 queue.buffering.max.ms=100
 """
+
+
+@contextmanager
+def closed_port() -> Iterator[int]:
+    """A port that refuses connections."""
+    with socket.socket() as bound:
+        bound.bind(("localhost", 0))
+        yield bound.getsockname()[1]
 
 
 def test_sources_have_aliases_and_addresses(tmp_path: Path) -> None:
@@ -84,6 +95,15 @@ def test_an_address_of_zookeeper_that_cannot_be_read_is_refused(tmp_path: Path) 
     file.write_text("zookeeper.connect=zk1:port\n")
     with pytest.raises(ConfigError, match=r"zookeeper\.connect=zk1:port is no address"):
         _settings_of(str(file))
+
+
+def test_a_cluster_that_cannot_be_reached_is_named_with_its_option() -> None:
+    with closed_port() as port, pytest.raises(click.ClickException) as caught:
+        _check_reachable("--target", _target(f"west=localhost:{port}", None))
+    assert caught.value.message.startswith("the cluster west: no broker can be reached (localhost:")
+    assert caught.value.message.endswith("or name another with --target HOST:PORT")
+    with pytest.raises(click.UsageError, match=r"^the cluster source1: --source nowhere: "):
+        _check_reachable("--source", _sources(["nowhere"], [])[0])
 
 
 def test_a_file_without_brokers_is_refused(tmp_path: Path) -> None:

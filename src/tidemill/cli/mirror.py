@@ -160,8 +160,9 @@ def mirror(**given: Any) -> None:
     for name in WITHOUT_EFFECT:
         if given[name] is not None:
             click.echo(f"tidemill: --{name.replace('_', '.')} has no effect here", err=True)
-    for cluster in (*job.sources, job.target):
-        Target(cluster.client["bootstrap.servers"], {}).check_reachable()
+    for source in job.sources:
+        _check_reachable("--source", source)
+    _check_reachable("--target", job.target)
     metrics = None
     if given["metrics_port"] is not None:
         metrics = MirrorMetrics()
@@ -178,6 +179,17 @@ def mirror(**given: Any) -> None:
         stopping.set,
     )
     print_result(given["as_json"], {"sources": [_table(one) for one in result]}, _summary(result))
+
+
+def _check_reachable(option: str, cluster: MirrorSource) -> None:
+    """Raises ClickException, which names the option, if no broker of a cluster accepts connections."""
+    try:
+        Target(cluster.client["bootstrap.servers"], {}).check_reachable()
+    except click.ClickException as problem:
+        problem.message = f"the cluster {cluster.alias}: " + problem.message.replace(
+            "-b HOST:PORT", f"{option} HOST:PORT"
+        ).replace("--bootstrap-server", option)
+        raise
 
 
 def _sources(addresses: Sequence[str], files: Sequence[str]) -> list[MirrorSource]:

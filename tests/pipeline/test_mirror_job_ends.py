@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from tidemill.cli.mirror import _summary
 from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
@@ -29,7 +30,7 @@ def run_with(
     """A run of the source east: ``copied`` for ordinary records, None for the same offsets."""
     job = MirrorJob(sources=[EAST], target=WEST, checkpoint="x", trigger="available-now", groups=None)
     run: Any = SourceRun(Mock(), job, EAST, None)
-    run._observer = Mock(names={}, refused={}, position_failure=None)
+    run._observer = Mock(names={}, refused={}, selects_none=False, position_failure=None)
     run._observer.measure.return_value = lag
     run._observer.copy_positions.return_value = 0
     run._observer.goal.return_value = goal if later_goal is None else later_goal
@@ -60,6 +61,19 @@ def test_a_topic_without_records_is_not_waited_for() -> None:
 def test_a_topic_that_was_deleted_meanwhile_is_not_waited_for() -> None:
     assert run_with({T0: 9}, lag({}, {}), later_goal={})._is_copied()
     assert run_with({T0: 9}, lag({}, {}), {}, later_goal={})._is_copied()
+
+
+def test_lists_that_select_no_topic_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    run = run_with({}, lag({}, {}))
+    run._observer.selects_none = True
+    assert run._is_copied()
+    assert run._is_copied()
+    assert "no topic of the source east matches the allow list '*'" in run.progress.unmatched
+    assert [record.message for record in caplog.records] == [run.progress.unmatched]
+    assert run.progress.unmatched in _summary([run.progress])
+    run._observer.selects_none = False
+    assert run._is_copied()
+    assert run.progress.unmatched == ""
 
 
 def test_a_query_that_has_not_copied_all_is_started_again_after_a_pause() -> None:

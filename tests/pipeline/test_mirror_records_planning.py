@@ -448,6 +448,10 @@ def test_marks_are_found_whatever_the_names(
     sync._settings = lambda: SETTINGS._replace(same_offsets=same_offsets)
     _, refused = sync.existing()
     assert "again and again" in refused["source1.t"]
+    assert not sync.selects_none
+    monkeypatch.setattr(topic_sync, "read_topics", lambda _admin, _wanted: {})
+    assert sync.existing() == ({}, {})
+    assert sync.selects_none
 
 
 def test_other_metadata_is_no_mark() -> None:

@@ -306,6 +306,7 @@ def _table(one: SourceProgress) -> Mapping[str, Any]:
         "held_back": {} if one.lag is None else {str(item): why for item, why in one.lag.held_back.items()},
         "refused": dict(one.refused),
         "waiting": one.waiting,
+        "unmatched": one.unmatched,
     }
 
 
@@ -314,5 +315,6 @@ def _summary(sources: Sequence[SourceProgress]) -> str:
         f"{one.alias}: copied {counted(one.records, 'message')} of {counted(one.topics, 'topic')} and "
         f"{counted(one.positions, 'group position')}"
         + ("" if one.lag is None else f"; {one.lag.total:,} messages behind")
+        + (f"; {one.unmatched}" if one.unmatched else "")
         for one in sources
     )

@@ -129,6 +129,11 @@ class ClusterObserver:
                 self._claimed.claim(self._alias, self._topics.mirrored().values())
 
     @property
+    def selects_none(self) -> bool:
+        """Whether the source had no topic last that the filter selects."""
+        return self._topics.selects_none
+
+    @property
     def knows_positions(self) -> bool:
         """Whether the positions of all sources that are merged are known."""
         return self._merged is None or self._merged.is_complete

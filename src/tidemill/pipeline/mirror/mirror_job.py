@@ -105,6 +105,8 @@ class SourceProgress:
     """Why topics that the filter selects are not mirrored."""
     waiting: str = ""
     """Why nothing can be copied now; empty otherwise."""
+    unmatched: str = ""
+    """The lists that select no topic of the source; empty if they select one."""
 
 
 def mirror(
@@ -158,6 +160,15 @@ def check_mirror(job: MirrorJob) -> None:
             )
     local_path(job.checkpoint, "checkpoint")
     check_folder("checkpoint", job.checkpoint)
+
+
+def none_selected(alias: str, topics: TopicFilter) -> str:
+    """Returns the warning that the lists select no topic of a source."""
+    denied = f", without those of the deny list {topics.deny!r}" if topics.deny else ""
+    return (
+        f"no topic of the source {alias} matches the allow list {topics.allow!r}{denied}: nothing is copied "
+        "until there is one"
+    )
 
 
 @contextmanager
@@ -394,8 +405,7 @@ class SourceRun:
             try:
                 self._observer.refuse_wrong_clusters()
                 lag = self._observer.measure()
-                self.progress.lag, self.progress.topics = lag, len(self._observer.names)
-                self.progress.refused = self._observer.refused
+                self._note_topics(lag)
                 self.progress.waiting = (self._copy_problem if lag.total else "") or self._observer.outage
                 self._log_held_back(lag)
                 if self._metrics is not None:
@@ -412,6 +422,15 @@ class SourceRun:
                 logger.info("the mirror of %s: %s", self._source.alias, problem)
             except Exception as problem:  # noqa: BLE001 - without the thread, lag and positions would stay
                 self._failure = problem
+
+    def _note_topics(self, lag: MirrorLag) -> None:
+        self.progress.lag, self.progress.topics = lag, len(self._observer.names)
+        self.progress.refused = self._observer.refused
+        before, self.progress.unmatched = self.progress.unmatched, ""
+        if self._observer.selects_none:
+            self.progress.unmatched = none_selected(self._source.alias, self._job.topics)
+            if not before:
+                logger.warning("%s", self.progress.unmatched)
 
     def _log_held_back(self, lag: MirrorLag) -> None:
         """Logs the partitions that are held back since the last measurement, and those that continue."""
@@ -434,8 +453,7 @@ class SourceRun:
         copied.
         """
         lag = self._observer.measure()
-        self.progress.lag, self.progress.topics = lag, len(self._observer.names)
-        self.progress.refused = self._observer.refused
+        self._note_topics(lag)
         self._copy_positions(lag)
         if (problem := self._observer.position_failure) is not None:
             raise problem

@@ -226,6 +226,8 @@ class TopicSync:
         self._same_offsets = same_offsets
         self._follows_configs = follows_configs
         self._marks = KnownMarks(source, target)
+        self.selects_none = False
+        """Whether the filter selected no topic of the source last."""
         self._failures: dict[str, str] = {}
         """The topics that the target could not create or change last, each of which is logged once."""
 
@@ -253,6 +255,7 @@ class TopicSync:
 
     def _plan(self) -> TopicChanges:
         source = read_topics(self._source, self._wanted)
+        self.selects_none = not source
         names = [self._names.target_of(topic) for topic in source]
         target = read_topics_named(self._target, names)
         loops: Collection[str] = ()

@@ -300,6 +300,7 @@ def test_the_sources_of_a_job_share_the_positions_of_groups(
     monkeypatch.setattr(mirror_job, "SourceRun", run_of)
     monkeypatch.setattr(mirror_job, "Admin", MagicMock())
     monkeypatch.setattr(mirror_job, "refuse_without_mirrors", Mock())
+    monkeypatch.setattr(mirror_job, "refuse_other_listener", Mock())
     mirror_job.mirror(Mock(), job)
     assert len(given) == 2
     assert given[0] is given[1]

@@ -98,7 +98,9 @@ def test_an_outage_after_refused_batches_does_not_end_the_mirror(outage: Excepti
     query.recentProgress = [Mock(json=json.dumps(table))]
     run._observer.is_mirror.side_effect = None
     run._observer.is_mirror.return_value = True
-    with pytest.raises(ClientError, match=r"^no, since$") as problem:
+    with pytest.raises(
+        ClientError, match=r"^no, since; a mirror accepts batches only at the inter-broker"
+    ) as problem:
         run._note_batches(query)
     assert problem.value.code is ErrorCode.POLICY_VIOLATION
 

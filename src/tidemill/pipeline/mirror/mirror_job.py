@@ -32,7 +32,11 @@ from tidemill.pipeline.mirror.range_copy import REFUSED
 from tidemill.pipeline.mirror.record_query import RecordQuery
 from tidemill.pipeline.mirror.record_source import OFFSETS_MAX, RecordDataSource, RecordOptions
 from tidemill.pipeline.mirror.target_names import ClaimedNames, TargetNames, prefixed_names
-from tidemill.pipeline.mirror.target_support import refuse_without_mirrors
+from tidemill.pipeline.mirror.target_support import (
+    ONLY_BETWEEN_BROKERS,
+    refuse_other_listener,
+    refuse_without_mirrors,
+)
 from tidemill.pipeline.mirror.topic_filter import ALL_NAMES, TopicFilter
 from tidemill.pipeline.spark_errors import TIDEMILL_ERROR, explained
 
@@ -126,6 +130,7 @@ def mirror(
     if job.same_offsets:
         with Admin(None, job.target.client) as target:
             refuse_without_mirrors(target, job.target.client["bootstrap.servers"])
+            refuse_other_listener(target, job.target.client["bootstrap.servers"])
     with locked_checkpoint(job.checkpoint):
         merged = MergedPositions(source.alias for source in job.sources) if job.merges else None
         claimed = ClaimedNames() if job.same_offsets else None
@@ -384,7 +389,9 @@ class SourceRun:
                 self._metrics.note_copied(self._source.alias, records, size)
             refused, _, problem = (copied.get("refused") or "").partition("\n")
             if refused and self._is_mirror(refused):
-                raise ClientError(problem, ErrorCode.POLICY_VIOLATION, topic=refused)
+                raise ClientError(
+                    f"{problem}; {ONLY_BETWEEN_BROKERS}", ErrorCode.POLICY_VIOLATION, topic=refused
+                )
 
     def _is_mirror(self, name: str) -> bool:
         """Whether a topic of the target is an active mirror; False during an outage, which says nothing.

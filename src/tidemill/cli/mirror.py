@@ -186,10 +186,9 @@ def _check_reachable(option: str, cluster: MirrorSource) -> None:
     try:
         Target(cluster.client["bootstrap.servers"], {}).check_reachable()
     except click.ClickException as problem:
-        problem.message = f"the cluster {cluster.alias}: " + problem.message.replace(
-            "-b HOST:PORT", f"{option} HOST:PORT"
-        ).replace("--bootstrap-server", option)
-        raise
+        text = problem.message.replace("-b HOST:PORT", f"{option} HOST:PORT")
+        text = text.replace("--bootstrap-server", option)
+        raise type(problem)(f"the cluster {cluster.alias}: {text}") from None
 
 
 def _sources(addresses: Sequence[str], files: Sequence[str]) -> list[MirrorSource]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from conftest import Run
 from tidemill.cli import output
 from tidemill.client import Admin, Producer
 from tidemill.model.mirror_state import ACTIVE, MIRROR_STATE
 from tidemill.testing import Broker
+
+Run = Callable[..., str]
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def test_many_replicas_and_large_offsets_are_shown_completely(capsys: pytest.Cap
     key = "leader.replication.throttled.replicas"
     value = {"value": ",".join(f"{n}:{n}" for n in range(40)), "source": "topic", "set_by": "topic"}
     found = {"name": "orders", "topic_id": "A" * 22, "partitions": [partition], "configs": {key: value}}
-    topic._print_topic(found, False)
+    topic._print_topic(found)
     shown = capsys.readouterr().out
     lines = check(shown, "12345678", "22345678", "under-replicated", key, "39:39")
     heads = ["partition", "leader", "replicas", "sync", "start", "end", "size", "state"]

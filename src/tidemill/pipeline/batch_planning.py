@@ -164,7 +164,7 @@ def plan_ranges(
 
 
 def starts_of(start: StreamPosition, end: StreamPosition, topic: str) -> Mapping[int, int]:
-    """Returns where a batch begins in the partitions of a topic, as far as its positions have that."""
+    """Returns the start of a batch by partition of a topic; omits partitions that neither position has."""
     part = end.topics[topic]
     if start.topics.get(topic) == part:
         return part.next

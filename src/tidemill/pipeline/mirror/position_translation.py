@@ -153,7 +153,7 @@ class PositionTranslation:
     def translate(self, positions: Positions) -> dict[TopicPartition, OffsetAndMetadata]:
         """Returns the positions of a group in the target, by its partitions. Raises ClientError.
 
-        Omits topics of which nothing was copied yet, and partitions that are held back.
+        Omits topics without a copied record, and partitions that are held back.
         """
         names, points, held_back = self._names(), self._points(), self._held_back()
         found: dict[TopicPartition, OffsetAndMetadata] = {}

@@ -123,7 +123,7 @@ class RecordQuery:
         """The current sync points; replaced as a whole."""
         planned = last_position(checkpoint).offsets().items() - self.points.copied().items()
         self._written = frozenset(item for item, _ in planned)
-        """The partitions of the source of which a batch may be written without a point after it."""
+        """The source partitions with a batch that may be written, and has no sync point after it."""
         self.failure: BaseException | None = None
         """The error of the last batch."""
 

@@ -141,7 +141,7 @@ class SyncPoints(NamedTuple):
         """Returns where the records of this source begin in the target, by its partitions, for the partitions
         of the source with records.
 
-        ``written`` are the source's partitions of which a batch may be written without a point after it.
+        ``written`` are the source partitions with a batch that may be written, and has no point after it.
         """
         found: dict[TopicPartition, int] = {}
         for topic, seen in self.topics.items():

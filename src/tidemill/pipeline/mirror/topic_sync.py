@@ -229,7 +229,7 @@ class TopicSync:
         self.selects_none = False
         """Whether the filter selected no topic of the source last."""
         self._failures: dict[str, str] = {}
-        """The topics that the target could not create or change last, each of which is logged once."""
+        """The topics that the target could not create or change in the last run. A topic is logged once."""
 
     def run(self) -> TopicChanges:
         """Makes the changes, and returns them. Raises ClientError.

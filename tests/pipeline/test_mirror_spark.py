@@ -322,30 +322,29 @@ def test_positions_follow_their_groups_and_leave_active_ones_alone(mirrored: Mir
 def test_a_promoted_mirror_is_an_ordinary_topic(mirrored: Mirrored) -> None:
     topic, source, target = mirrored.topic, mirrored.source.bootstrap, mirrored.target.bootstrap
     mirrored.fill(100)
-    transaction = Producer(source, transactional_id=f"{topic}-open")
-    transaction.begin()
-    transaction.send(topic, b"open", partition=0)
-    transaction.flush()
-    mirrored.run()
-    with (
-        Producer(target, delivery_timeout_ms=5000, request_timeout_ms=2000) as producer,
-        pytest.raises(KafkaError, match="is a mirror"),
-    ):
-        producer.send(topic, b"too early", partition=0).result(20)
+    with Producer(source, transactional_id=f"{topic}-open") as transaction:
+        transaction.begin()
+        transaction.send(topic, b"open", partition=0)
+        transaction.flush()
+        mirrored.run()
+        with (
+            Producer(target, delivery_timeout_ms=5000, request_timeout_ms=2000) as producer,
+            pytest.raises(KafkaError, match="is a mirror"),
+        ):
+            producer.send(topic, b"too early", partition=0).result(20)
 
-    promotion = ["topic", "promote", topic, "-b", target]
-    # The mirror runs on: the promoted topic is left alone.
-    with Running(mirrored) as running:
-        running.wait_for(lambda: bool(running.progress and running.progress[0].lag))
-        done = CliRunner().invoke(command, promotion)
-        assert done.exit_code == 0, done.output
-        running.wait_for(lambda: not running.progress[0].topics)
-        mirrored.fill(10)
-        time.sleep(2)
-    again = CliRunner().invoke(command, promotion)
-    assert f"{topic} is an ordinary topic" in again.output
-    transaction.abort()
-    transaction.close()
+        promotion = ["topic", "promote", topic, "-b", target]
+        # The mirror runs on: the promoted topic is left alone.
+        with Running(mirrored) as running:
+            running.wait_for(lambda: bool(running.progress and running.progress[0].lag))
+            done = CliRunner().invoke(command, promotion)
+            assert done.exit_code == 0, done.output
+            running.wait_for(lambda: not running.progress[0].topics)
+            mirrored.fill(10)
+            time.sleep(2)
+        again = CliRunner().invoke(command, promotion)
+        assert f"{topic} is promoted already" in again.output
+        transaction.abort()
 
     with Producer(target, transactional_id=f"{topic}-writer") as producer:
         producer.begin()

@@ -91,8 +91,8 @@ PROMISES = {
     "retention.ms. Records that it removes leave the disk.",
     "compaction": "Compaction removes a record only when a newer record of its key is committed and on the "
     "disk, or a tombstone after delete.retention.ms, or a record of an aborted transaction. A marker of a "
-    "transaction stays until delete.retention.ms after the removal of its last record. Offsets and order "
-    "stay the same, and no removed record returns.",
+    "transaction stays until delete.retention.ms after the removal of its last record; its batch may stay "
+    "longer without it. Offsets and order stay the same, and no removed record returns.",
     "new-topic": "A recreated topic contains no record of the former topic of the same name. No broker "
     "forgets the directory of a deleted topic.",
     "deletion": "A deletion by id, or by a node in the store, deletes the topic that existed then, and no "
@@ -185,7 +185,8 @@ EXCUSES = {
     "deleted-without": "delete-records: the leader was not in the ISR when the records were deleted, and "
     "the replicas of that ISR are gone or have reported a loss",
     "deleted-in-doubt": "sequence: a batch without a response was stored, and was deleted or compacted "
-    "before a retry",
+    "before a retry; a later batch, acknowledged between both, too: its sequence is the next one after the "
+    "retry",
     "tombstone-unwritten": "coordinator: the write of the tombstone for an offset of a deleted topic "
     "failed, and is not repeated",
     "static-id": "coordinator: a stable group has another member id for a static member than its log: the "

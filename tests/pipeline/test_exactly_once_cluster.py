@@ -16,7 +16,7 @@ from tidemill.client.producer import BulkDelivery, RecordMetadata
 from tidemill.client.transaction_manager import PreparedTransaction
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.connect import repeated
+from tidemill.pipeline.client_pool import repeated
 from tidemill.pipeline.exactly_once import control_topic
 from tidemill.pipeline.exactly_once.control_records import (
     Batch,

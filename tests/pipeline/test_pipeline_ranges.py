@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.client.errors import DataLoss, TopicRecreated
 from tidemill.client.range_reader import RangeReader
-from tidemill.pipeline import connect
+from tidemill.pipeline import client_pool
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("spark")]
 
@@ -61,7 +61,7 @@ def test_a_reader_with_outdated_metadata_reads_an_added_partition(cluster: Any, 
 def test_a_pooled_client_is_reused_but_not_after_a_fork(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    borrow = connect.ClientPool(connect.open_cluster).borrow
+    borrow = client_pool.ClientPool(client_pool.open_cluster).borrow
     client = {"bootstrap.servers": cluster.bootstrap}
     with borrow(client) as first:
         first.topic_names()

@@ -57,7 +57,7 @@ def test_the_arrow_schema_equals_the_schema_that_spark_expects(spark: Any) -> No
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
-    from tidemill.pipeline.columns import arrow_schema, requested_columns, schema_text
+    from tidemill.pipeline.source_columns import arrow_schema, requested_columns, schema_text
 
     asked = StructType.fromDDL(schema_text(True))
     zone = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
@@ -218,9 +218,9 @@ def test_deleted_records_fail_a_read_or_are_skipped(lab: Any) -> None:
 
 def test_records_deleted_between_plan_and_read_are_a_loss(lab: Any) -> None:
     from tidemill.client.errors import DataLoss
-    from tidemill.pipeline.connect import open_cluster
+    from tidemill.pipeline.batch_reader import plan_batch, read_range
+    from tidemill.pipeline.client_pool import open_cluster
     from tidemill.pipeline.options import parse_source_options
-    from tidemill.pipeline.reader import plan_batch, read_range
 
     topic = lab.cluster.filled(10)
     options = parse_source_options(lab.options(topic), streaming=False)

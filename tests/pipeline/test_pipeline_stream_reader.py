@@ -16,10 +16,10 @@ from tidemill.client import network_client as client_cluster
 from tidemill.client.errors import DataLoss, error_for
 from tidemill.client.range_reader import RangeReader
 from tidemill.model.errors import ConfigError, ErrorCode, InvalidRecord
-from tidemill.pipeline import stream
+from tidemill.pipeline import stream_reader
+from tidemill.pipeline.batch_reader import plan_batch, read_range
 from tidemill.pipeline.options import parse_source_options
-from tidemill.pipeline.reader import plan_batch, read_range
-from tidemill.pipeline.stream import TidemillStreamReader
+from tidemill.pipeline.stream_reader import TidemillStreamReader
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.xdist_group("spark")]
 
@@ -162,7 +162,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(stream, "time", made)
+    monkeypatch.setattr(stream_reader, "time", made)
     return made
 
 
@@ -555,7 +555,7 @@ def test_an_unavailable_coordinator_delays_a_micro_batch_briefly(
         raise error_for(ErrorCode.COORDINATOR_NOT_AVAILABLE, "find the coordinator of a group")
 
     monkeypatch.setattr(client_cluster.NetworkClient, "find_coordinator", away)
-    monkeypatch.setattr(stream, "COMMIT_S", 0.5)
+    monkeypatch.setattr(stream_reader, "COMMIT_S", 0.5)
     began = time.monotonic()
     with caplog.at_level(logging.WARNING, "tidemill.pipeline"):
         assert next_of(reader.latestOffset(start)) == {"0": 2}

@@ -13,10 +13,10 @@ from pyspark.sql.types import StructType
 
 from tidemill.client import Admin
 from tidemill.client.errors import BrokerUnreachable
-from tidemill.pipeline import connect
+from tidemill.pipeline import client_pool
+from tidemill.pipeline.batch_reader import TidemillReader
 from tidemill.pipeline.options import parse_source_options
-from tidemill.pipeline.reader import TidemillReader
-from tidemill.pipeline.stream import TidemillStreamReader
+from tidemill.pipeline.stream_reader import TidemillStreamReader
 from tidemill.testing import Broker
 
 SCHEMA = StructType().add("value", "binary")
@@ -54,21 +54,21 @@ def test_brokers_that_refuse_connections_fail_a_query_in_seconds(work: Callable[
 
 
 def test_brokers_that_do_not_answer_fail_a_query_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "REFUSED_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(connect, "UNANSWERED_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(client_pool, "REFUSED_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(client_pool, "UNANSWERED_TIMEOUT_S", 3.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         assert 2.5 < seconds_until_unreachable(plan_batch, f"127.0.0.1:{port}") < 10
 
 
 def test_the_timeout_of_the_options_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "REFUSED_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(client_pool, "REFUSED_TIMEOUT_S", 0.1)
     timeout = {"kafka.default.api.timeout.ms": "2500"}
     assert 1.5 < seconds_until_unreachable(plan_batch, "localhost:1", **timeout) < 10
 
 
 def test_a_running_stream_waits_for_its_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "REFUSED_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(client_pool, "REFUSED_TIMEOUT_S", 0.1)
     with Broker() as broker:
         with Admin(broker.bootstrap) as admin:
             admin.create_topic("t", 1, 1)

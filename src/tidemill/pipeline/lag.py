@@ -27,7 +27,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from tidemill.model.errors import ConfigError, TidemillError
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.batch_planning import Offsets
-from tidemill.pipeline.connect import open_cluster
+from tidemill.pipeline.client_pool import open_cluster
 from tidemill.pipeline.options import client_options
 from tidemill.pipeline.stream_offsets import BadPosition, StreamPosition, parse_position
 from tidemill.wire.list_offset_timestamps import LATEST

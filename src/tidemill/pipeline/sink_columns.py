@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING
 
 from tidemill.client.errors import ClientError
 from tidemill.model.errors import ConfigError, InvalidRecord
-from tidemill.pipeline.columns import TYPES
-from tidemill.pipeline.connect import pooled_cluster
+from tidemill.pipeline.client_pool import pooled_cluster
 from tidemill.pipeline.offset_ranges import is_gone, missing_topic
 from tidemill.pipeline.sink_options import SinkOptions
+from tidemill.pipeline.source_columns import TYPES
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -24,7 +24,7 @@ class TidemillDataSource(DataSource):
     """Reads and writes topics of any Kafka cluster as tables and streams of Spark, without a jar.
 
     Options and columns are those of Spark's own Kafka connector: :mod:`tidemill.pipeline.options`,
-    :mod:`tidemill.pipeline.columns`. ``load()`` requests the schema, unless the read has its own. The
+    :mod:`tidemill.pipeline.source_columns`. ``load()`` requests the schema, unless the read has its own. The
     options are checked there, as far as batches and streams share them.
     """
 
@@ -33,21 +33,21 @@ class TidemillDataSource(DataSource):
         return "tidemill"
 
     def schema(self) -> str:
-        from tidemill.pipeline.columns import schema_text
         from tidemill.pipeline.options import check_source_options
+        from tidemill.pipeline.source_columns import schema_text
 
         # Streams and batches have the same columns; which of them this is, is not known yet.
         return schema_text(check_source_options(self.options).include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        from tidemill.pipeline.batch_reader import TidemillReader
         from tidemill.pipeline.options import parse_source_options
-        from tidemill.pipeline.reader import TidemillReader
 
         return TidemillReader(parse_source_options(self.options, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         from tidemill.pipeline.options import parse_source_options
-        from tidemill.pipeline.stream import TidemillStreamReader
+        from tidemill.pipeline.stream_reader import TidemillStreamReader
 
         return TidemillStreamReader(parse_source_options(self.options, streaming=True), schema)
 

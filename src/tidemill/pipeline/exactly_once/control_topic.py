@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tidemill.client.errors import ClientError, DataLoss
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.connect import pooled_admin, pooled_cluster, pooled_producer, repeated
+from tidemill.pipeline.client_pool import pooled_admin, pooled_cluster, pooled_producer, repeated
 from tidemill.pipeline.exactly_once.batch_state import BatchState
 from tidemill.pipeline.exactly_once.compacted_records import CompactedRecords
 from tidemill.pipeline.exactly_once.control_records import (

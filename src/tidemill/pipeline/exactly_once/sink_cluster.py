@@ -12,7 +12,7 @@ from tidemill.client.errors import ClientError, DataLoss
 from tidemill.client.transaction_manager import PreparedTransaction
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.connect import RETRY_PAUSE_S, pooled_admin, pooled_cluster, repeated
+from tidemill.pipeline.client_pool import RETRY_PAUSE_S, pooled_admin, pooled_cluster, repeated
 from tidemill.pipeline.exactly_once.control_records import Batch, Place, Transaction
 from tidemill.pipeline.exactly_once.control_topic import ControlTopic
 from tidemill.pipeline.exactly_once.missing_rights import needs

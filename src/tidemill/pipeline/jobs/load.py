@@ -23,7 +23,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import TidemillError
-from tidemill.pipeline.connect import open_cluster
+from tidemill.pipeline.client_pool import open_cluster
 from tidemill.pipeline.jobs.earlier_loads import check_same_schema, check_same_topics
 from tidemill.pipeline.jobs.file_sink_migration import migrate
 from tidemill.pipeline.jobs.preflight_checks import (

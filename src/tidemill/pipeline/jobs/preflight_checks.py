@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ConfigError
 from tidemill.model.similar_names import did_you_mean
-from tidemill.pipeline.connect import open_for_planning
+from tidemill.pipeline.client_pool import open_for_planning
 from tidemill.pipeline.jobs.file_sink_migration import read_sink_log
 from tidemill.pipeline.jobs.publish_files import check_files, check_not_empty
 from tidemill.pipeline.jobs.schema import Plain, Struct, parse_schema

@@ -10,9 +10,9 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as f
 
 from tidemill.model.errors import ConfigError
-from tidemill.pipeline.columns import TYPES
 from tidemill.pipeline.jobs.round_trip import NOT_READ, REASONS, WITHOUT_FIELDS, round_trip_check
 from tidemill.pipeline.jobs.schema import Kind, Struct, ddl_of, parse_schema, quoted
+from tidemill.pipeline.source_columns import TYPES
 from tidemill.pipeline.spark_errors import one_line
 
 EVENT_DATE = "event_date"

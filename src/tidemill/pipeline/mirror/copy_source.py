@@ -25,7 +25,7 @@ from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.available_now import SupportsTriggerAvailableNow
 from tidemill.pipeline.batch_planning import ClusterView, Offsets
-from tidemill.pipeline.connect import ClientPool, OpenedOnce, pooled_cluster
+from tidemill.pipeline.client_pool import ClientPool, OpenedOnce, pooled_cluster
 from tidemill.pipeline.mirror.cluster_outages import Outages
 from tidemill.pipeline.mirror.copy_options import CopyOptions, parse_copy_options
 from tidemill.pipeline.mirror.copy_planning import (
@@ -45,8 +45,8 @@ from tidemill.pipeline.mirror.range_copy import CopyRange, RangeCopy
 from tidemill.pipeline.mirror.reachable_partition_offsets import ReachableOffsets
 from tidemill.pipeline.mirror.source_truncation import ShorterSources
 from tidemill.pipeline.mirror.topic_sync import TopicSync
-from tidemill.pipeline.stream import IDLE_PAUSE_S_MAX, IDLE_PAUSE_S_MIN
 from tidemill.pipeline.stream_offsets import StreamPosition
+from tidemill.pipeline.stream_reader import IDLE_PAUSE_S_MAX, IDLE_PAUSE_S_MIN
 from tidemill.pipeline.worker_process import prepare_for_next_task
 from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 

@@ -26,7 +26,7 @@ from tidemill.client.range_reader import RangeReader
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.connect import OpenedOnce
+from tidemill.pipeline.client_pool import OpenedOnce
 from tidemill.pipeline.jobs.earlier_loads import last_position, position_after
 from tidemill.pipeline.jobs.preflight_checks import AVAILABLE_NOW
 from tidemill.pipeline.jobs.table_folder import query_of, sync_plan

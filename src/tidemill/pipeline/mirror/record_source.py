@@ -29,8 +29,8 @@ from tidemill.pipeline.batch_planning import (
     waiting_rows,
     with_begin,
 )
-from tidemill.pipeline.columns import requested_columns, schema_text
-from tidemill.pipeline.connect import OpenedOnce
+from tidemill.pipeline.batch_reader import read_range
+from tidemill.pipeline.client_pool import OpenedOnce
 from tidemill.pipeline.mirror.cluster_outages import Outages
 from tidemill.pipeline.mirror.copy_options import CopyOptions, parse_copy_options
 from tidemill.pipeline.mirror.copy_source import API_TIMEOUT_MS
@@ -50,9 +50,9 @@ from tidemill.pipeline.mirror.record_planning import (
 from tidemill.pipeline.mirror.source_truncation import ShorterSources
 from tidemill.pipeline.mirror.topic_sync import TopicSync
 from tidemill.pipeline.options import SourceOptions, parse_source_options
-from tidemill.pipeline.reader import read_range
-from tidemill.pipeline.stream import IDLE_PAUSE_S_MAX, IDLE_PAUSE_S_MIN
+from tidemill.pipeline.source_columns import requested_columns, schema_text
 from tidemill.pipeline.stream_offsets import StreamPosition, parse_position, position_of
+from tidemill.pipeline.stream_reader import IDLE_PAUSE_S_MAX, IDLE_PAUSE_S_MIN
 from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 
 if TYPE_CHECKING:

@@ -33,12 +33,12 @@ from tidemill.pipeline.batch_planning import (
     waiting_rows,
     with_begin,
 )
+from tidemill.pipeline.batch_reader import read_range
+from tidemill.pipeline.client_pool import open_for_planning
 from tidemill.pipeline.cluster import Cluster
-from tidemill.pipeline.columns import requested_columns
-from tidemill.pipeline.connect import open_for_planning
 from tidemill.pipeline.offset_ranges import read_view, report_losses, resolve_bound
 from tidemill.pipeline.options import SourceOptions
-from tidemill.pipeline.reader import read_range
+from tidemill.pipeline.source_columns import requested_columns
 from tidemill.pipeline.stream_offsets import StreamPosition, parse_position, position_of
 
 try:

@@ -12,11 +12,11 @@ from tidemill.client.errors import ClientError, DataLoss
 from tidemill.model.errors import ConfigError
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.batch_planning import ClusterView, OffsetRange, Offsets, deleted, split_ranges
+from tidemill.pipeline.client_pool import open_for_planning, pooled_cluster
 from tidemill.pipeline.cluster import Cluster
-from tidemill.pipeline.columns import BatchBuilder, requested_columns
-from tidemill.pipeline.connect import open_for_planning, pooled_cluster
 from tidemill.pipeline.offset_ranges import is_gone, read_view, report_losses, resolve_bound
 from tidemill.pipeline.options import SourceOptions
+from tidemill.pipeline.source_columns import BatchBuilder, requested_columns
 from tidemill.pipeline.worker_process import prepare_for_next_task
 from tidemill.wire.list_offset_timestamps import EARLIEST
 

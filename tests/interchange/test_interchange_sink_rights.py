@@ -1,4 +1,4 @@
-"""The rights of the exactly-once sink on Apache Kafka 4.3.1: its errors name the one that is missing."""
+"""The rights of the sink on Apache Kafka 4.3.1: its errors name the one that is missing."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from confluent_kafka.admin import (
 from kafka_peer import Kafka, class_path
 
 from tidemill.client.errors import ClientError
+from tidemill.pipeline.at_least_once import send_batches
 from tidemill.pipeline.exactly_once.control_records import Batch, Token
 from tidemill.pipeline.exactly_once.control_topic import PARTITIONS, ensure_control_topic
 from tidemill.pipeline.exactly_once.protocol import commit_batch, write_task
@@ -58,8 +59,8 @@ class Sink:
         self.control, self.target = f"control-{self.query}", f"target-{self.query}"
         self.prefix = f"id-{self.query}"
         self.admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-        options = {"kafka.bootstrap.servers": bootstrap, "topic": self.target, "delivery": "exactly-once"}
-        self.options = parse_sink_options(options, streaming=True)
+        self.given = {"kafka.bootstrap.servers": bootstrap, "topic": self.target}
+        self.options = parse_sink_options({**self.given, "delivery": "exactly-once"}, streaming=True)
         self.cluster = SinkCluster(self.options, self.control, self.prefix, self.query)
         self.create(self.target, 1)
 
@@ -131,7 +132,21 @@ def test_an_error_names_the_missing_right(
     with pytest.raises(ClientError) as caught:
         sink.write()
     text = str(caught.value).replace(sink.query, "Q")
-    assert text.endswith(f". delivery=exactly-once needs the operation {named}"), text
+    assert text.endswith(f". The sink needs the operation {named}"), text
+
+
+@pytest.mark.parametrize("operation", [AclOperation.WRITE, AclOperation.DESCRIBE])
+def test_an_error_of_the_delivery_at_least_once_names_the_missing_right(
+    kafka: Kafka, operation: AclOperation
+) -> None:
+    sink = Sink(kafka.bootstrap)
+    sink.deny(TOPIC, sink.target, operation)
+    options = parse_sink_options({**sink.given, "delivery": "at-least-once"}, streaming=True)
+    with pytest.raises(ClientError) as caught:
+        send_batches(
+            options, ("key", "value"), [pa.RecordBatch.from_pydict({"key": [b"1"], "value": [b"1"]})]
+        )
+    assert str(caught.value).endswith(f". The sink needs the operation Write on the topic {sink.target}")
 
 
 def test_nothing_is_missing_without_a_denial(kafka: Kafka) -> None:

@@ -37,8 +37,8 @@ from tidemill.pipeline.exactly_once.control_records import (
     encode_value,
     new_record_id,
 )
-from tidemill.pipeline.exactly_once.missing_rights import needs
 from tidemill.pipeline.exactly_once.row_checksum import Headers, RowChecksum
+from tidemill.pipeline.missing_rights import needs
 from tidemill.pipeline.process_local import ProcessLocal
 
 BATCH, TOKEN = Batch("q ü", 7), Token("token")

@@ -30,7 +30,7 @@ from tidemill.pipeline.exactly_once.control_records import (
     encode_value,
     new_record_id,
 )
-from tidemill.pipeline.exactly_once.missing_rights import needs
+from tidemill.pipeline.missing_rights import needs
 from tidemill.wire.list_offset_timestamps import EARLIEST, LATEST
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from tidemill.model.types import TopicPartition
 from tidemill.pipeline.client_pool import RETRY_PAUSE_S, pooled_admin, pooled_cluster, repeated
 from tidemill.pipeline.exactly_once.control_records import Batch, Place, Transaction
 from tidemill.pipeline.exactly_once.control_topic import ControlTopic
-from tidemill.pipeline.exactly_once.missing_rights import needs
 from tidemill.pipeline.exactly_once.requests import (
     AppendControl,
     DeleteControl,
@@ -33,6 +32,7 @@ from tidemill.pipeline.exactly_once.requests import (
 )
 from tidemill.pipeline.exactly_once.task_transaction import write_in_transaction
 from tidemill.pipeline.exactly_once.transactional_ids import pattern_of, unused_id
+from tidemill.pipeline.missing_rights import needs
 from tidemill.pipeline.sink_columns import missing_topics_refused
 from tidemill.pipeline.sink_options import SinkOptions
 from tidemill.wire.list_offset_timestamps import LATEST

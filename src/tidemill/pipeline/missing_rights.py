@@ -29,7 +29,7 @@ def needs(operation: str, *, topic: str = "", id_prefix: str = "") -> Iterator[N
         else:
             raise
         raise ClientError(
-            f"{problem}. delivery=exactly-once needs the operation {operation} on {resource}",
+            f"{problem}. The sink needs the operation {operation} on {resource}",
             problem.code,
             broker=problem.broker,
             topic=problem.topic,

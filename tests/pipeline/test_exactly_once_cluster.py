@@ -104,8 +104,8 @@ class Target:
         assert self.open_transactions() == 1
         return TaskResult(self.batch(), Token(token), 0, True, written)
 
-    def commit(self, number: int, token: str, *messages: TaskResult, **options: bool) -> None:
-        self.cluster.run(commit_batch(self.batch(number), Token(token), messages, **options))
+    def commit(self, number: int, token: str, *messages: TaskResult, **options: bool) -> bool:
+        return self.cluster.run(commit_batch(self.batch(number), Token(token), messages, **options))
 
     def commit_up_to(
         self, kind: type, token: str, *messages: TaskResult, after: bool, number: int = 0
@@ -162,10 +162,10 @@ def test_rows_are_visible_after_the_commit(target: Target) -> None:
 
 
 def test_a_batch_that_is_written_again_after_its_commit_adds_nothing(target: Target) -> None:
-    target.commit(0, "a", target.task(0, "a", 0, "1"))
+    assert target.commit(0, "a", target.task(0, "a", 0, "1"))
     again = target.task(0, "b", 0, "1")
     assert again.rows is None
-    target.commit(0, "b", again)
+    assert not target.commit(0, "b", again)
     assert target.committed() == ["1"]
 
 
@@ -314,6 +314,23 @@ def test_an_attempt_that_goes_on_after_the_batch_is_done_leaves_no_transaction_o
     target.commit(0, "a", written)
     assert target.open_transactions() == 0
     assert target.committed() == ["1"]
+
+
+def test_a_batch_that_is_committed_again_leaves_no_transaction_of_a_former_driver_open(
+    target: Target,
+) -> None:
+    target.stray("a", "1")
+    assert not target.commit(0, "b", target.task(0, "b", 0, "1"))
+    assert target.open_transactions() == 0
+    assert target.committed() == ["1"]
+
+
+def test_a_batch_that_is_committed_again_leaves_a_later_one_alone(target: Target) -> None:
+    target.commit(0, "a", target.task(0, "a", 0, "1"))
+    later = target.task(1, "b", 0, "2")
+    target.commit(0, "c", target.task(0, "c", 0, "1"))
+    target.commit(1, "b", later)
+    assert target.committed() == ["1", "2"]
 
 
 def test_an_attempt_that_fails_after_the_batch_is_done_leaves_no_transaction_open(target: Target) -> None:

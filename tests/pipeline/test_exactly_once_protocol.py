@@ -74,6 +74,7 @@ FAULTS = {
 """,
         """    state = yield from ask(ReadControl(batch))
 """,
+        first_seed=1200,
     ),
     "winners-aborted": PlantedFault(
         "An attempt does not abort the transactions of a valid decision.",
@@ -158,7 +159,20 @@ FAULTS = {
         protocol,
         "    return not state.is_done and _offset(state.valid) == _offset(valid)\n",
         "    return not state.is_done\n",
-        first_seed=2900,
+        first_seed=5400,
+    ),
+    "strays-of-a-done-batch-stay": PlantedFault(
+        "The commit of a batch that is done aborts what a former driver has left open.",
+        protocol,
+        "_abort(written if state.unfinished else dict.fromkeys([*listed, *written]))",
+        "_abort(written)",
+        first_seed=9400,
+    ),
+    "later-batch-taken-for-strays": PlantedFault(
+        "The commit of a batch that is done aborts nothing of a later batch that has begun.",
+        protocol,
+        "_abort(written if state.unfinished else dict.fromkeys([*listed, *written]))",
+        "_abort(dict.fromkeys([*listed, *written]))",
     ),
     "empty-attempt-does-not-begin": PlantedFault(
         "An attempt without rows begins as well.",

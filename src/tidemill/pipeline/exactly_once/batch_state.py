@@ -64,7 +64,6 @@ class BatchState:
         self._newest: Token | None = None
         self._abandoned: set[Token] = set()
         self._unfinished: dict[int, None] = {}
-        """The batches with records that are not done, in the order of their first records."""
         self._done_number = -1
         for one in stored:
             self._add(one)
@@ -120,6 +119,11 @@ class BatchState:
     def is_superseded(self, token: Token) -> bool:
         """Whether this is not the newest attempt that has begun."""
         return token != self._newest
+
+    @property
+    def unfinished(self) -> tuple[int, ...]:
+        """The batches that have begun and are not done, in the order of their first records."""
+        return tuple(self._unfinished)
 
     @property
     def to_complete_first(self) -> int | None:

@@ -143,9 +143,10 @@ def _offset(valid: ValidDecision | None) -> int:
 
 def commit_batch(
     batch: Batch, token: Token, messages: Sequence[TaskResult], *, skips_lost_rows: bool = False
-) -> Steps[None]:
+) -> Steps[bool]:
     """Commits the transactions of the tasks. Raises SinkError; then :func:`abort_batch` is to run.
 
+    Returns False if the batch, or a later one, was done before: then this attempt adds nothing.
     With ``skips_lost_rows`` the batch is complete without rows that were lost and cannot be written again, or
     of which nothing shows any more whether they were lost.
     """
@@ -156,15 +157,16 @@ def commit_batch(
     state = yield from ask(ReadControl(batch))
     written = _written(messages)
     if state.is_done:
-        # Those that form the batch are committed: this does not change their end.
-        yield from _abort(written)
-        return
+        # Those that form the batch are committed: this does not change their end. While no later batch has
+        # begun, no open transaction can become part of one: a former driver has ended before it aborted them.
+        yield from _abort(written if state.unfinished else dict.fromkeys([*listed, *written]))
+        return False
     _check_begun(state, token)
     _check_order(state)
     valid = state.valid
     if valid is not None and not valid.lost:
         yield from _complete(batch, token, valid, written, skips_lost_rows=skips_lost_rows)
-        return
+        return True
     if state.is_superseded(token):
         raise Superseded(_superseded(batch))
     decision, missing = _decision(batch, token, messages, valid)
@@ -179,6 +181,7 @@ def commit_batch(
         raise Superseded(_superseded(batch))
     skipped = frozenset(one.task for one in missing)
     yield from _complete(batch, token, state.valid, written, skipped, skips_lost_rows=skips_lost_rows)
+    return True
 
 
 def abort_batch(batch: Batch, token: Token, messages: Sequence[TaskResult]) -> Steps[bool]:

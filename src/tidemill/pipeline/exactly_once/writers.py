@@ -110,8 +110,12 @@ class _WriterBase:
             return
         batch, token, written = attempt
         skips = self._delivery.skip_lost_rows
-        self._cluster(batch).run(commit_batch(batch, token, written, skips_lost_rows=skips))
-        logger.info("committed %s", attempt)
+        if self._cluster(batch).run(commit_batch(batch, token, written, skips_lost_rows=skips)):
+            logger.info("committed %s", attempt)
+        else:
+            # Spark repeats a micro-batch if its driver ended before Spark had stored that it was written.
+            level = logging.INFO if self._delivery.write_id is None else logging.WARNING
+            logger.log(level, "%s: it, or a later batch, was complete before; nothing is added", attempt)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         attempt = _attempt(messages)

@@ -132,7 +132,7 @@ def test_an_error_names_the_missing_right(
     with pytest.raises(ClientError) as caught:
         sink.write()
     text = str(caught.value).replace(sink.query, "Q")
-    assert text.endswith(f". The sink needs the operation {named}"), text
+    assert text.endswith(f". delivery=exactly-once needs the operation {named}"), text
 
 
 @pytest.mark.parametrize("operation", [AclOperation.WRITE, AclOperation.DESCRIBE])
@@ -146,7 +146,8 @@ def test_an_error_of_the_delivery_at_least_once_names_the_missing_right(
         send_batches(
             options, ("key", "value"), [pa.RecordBatch.from_pydict({"key": [b"1"], "value": [b"1"]})]
         )
-    assert str(caught.value).endswith(f". The sink needs the operation Write on the topic {sink.target}")
+    needs = f". delivery=at-least-once needs the operation Write on the topic {sink.target}"
+    assert str(caught.value).endswith(needs)
 
 
 def test_nothing_is_missing_without_a_denial(kafka: Kafka) -> None:

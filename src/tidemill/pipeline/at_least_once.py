@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from tidemill.pipeline.missing_rights import needs
+from tidemill.pipeline.options import AT_LEAST_ONCE
 from tidemill.pipeline.sink_columns import missing_topics_refused, rows_by_topic
 from tidemill.pipeline.sink_options import SinkOptions
 from tidemill.pipeline.stream_arrow_writer import DataSourceStreamArrowWriter
@@ -80,7 +81,8 @@ def send_batches(options: SinkOptions, columns: tuple[str, ...], batches: Iterab
     rows = 0
     topics: set[str] = set()
     unacknowledged: deque[Any] = deque()
-    with needs("Write", topic=options.topic or "of each row"), Producer(None, client) as producer:
+    write = needs("Write", topic=options.topic or "of each row", delivery=AT_LEAST_ONCE)
+    with write, Producer(None, client) as producer:
         for batch in batches:
             rows += batch.num_rows
             for topic, part in rows_by_topic(options.topic, columns, batch):

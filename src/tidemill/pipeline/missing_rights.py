@@ -8,14 +8,17 @@ from typing import Final
 
 from tidemill.client.errors import ClientError
 from tidemill.model.errors import ErrorCode
+from tidemill.pipeline.options import EXACTLY_ONCE
 
 OF_TOPIC: Final = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 OF_TRANSACTIONAL_ID: Final = (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,)
 
 
 @contextmanager
-def needs(operation: str, *, topic: str = "", id_prefix: str = "") -> Iterator[None]:
-    """Adds to authorization errors that the sink needs an operation on a topic, or on transactional ids.
+def needs(
+    operation: str, *, topic: str = "", id_prefix: str = "", delivery: str = EXACTLY_ONCE
+) -> Iterator[None]:
+    """Adds to authorization errors that a delivery needs an operation on a topic, or on transactional ids.
 
     Without ``topic`` or ``id_prefix`` those errors stay as they are.
     """
@@ -29,7 +32,7 @@ def needs(operation: str, *, topic: str = "", id_prefix: str = "") -> Iterator[N
         else:
             raise
         raise ClientError(
-            f"{problem}. The sink needs the operation {operation} on {resource}",
+            f"{problem}. delivery={delivery} needs the operation {operation} on {resource}",
             problem.code,
             broker=problem.broker,
             topic=problem.topic,

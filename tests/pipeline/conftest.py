@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 
+# Spark's processes start often here, and live for seconds.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+_places = [str(HERE / "python_start"), os.environ.get("PYTHONPATH", "")]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _places))
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Warnings are errors, except for the sockets of ``collect()``, which PySpark closes from 4.2 on."""

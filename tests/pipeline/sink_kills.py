@@ -34,7 +34,7 @@ from sink_kill_processes import await_true, java_above, java_below
 from sink_kill_readers import READERS
 
 HERE = Path(__file__).parent
-PROGRAM, HOOK = HERE / "killed_sink.py", HERE / "sink_kill_hook"
+PROGRAM, PYTHON_START = HERE / "killed_sink.py", HERE / "python_start"
 CLUSTERS = (ONE, THREE, KAFKA)
 REQUESTS = {
     "AppendControl": 10,
@@ -181,7 +181,7 @@ class Run:
                     **os.environ,
                     "SINK_KILL": json.dumps(hook),
                     "PYSPARK_PYTHON": sys.executable,
-                    "PYTHONPATH": os.pathsep.join((str(HOOK), *sys.path)),
+                    "PYTHONPATH": os.pathsep.join((str(PYTHON_START), *sys.path)),
                 },
                 stdout=log,
                 stderr=subprocess.STDOUT,

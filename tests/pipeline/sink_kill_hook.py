@@ -1,8 +1,8 @@
-"""Causes an event at one request of the exactly-once sink. Python imports it first, from PYTHONPATH.
+"""Causes an event at one request of the exactly-once sink, in a process of a query.
 
-``SINK_KILL`` has a plan of ``tests/pipeline/sink_kills.py`` as JSON. The number of matching requests of all
-processes together is the size of a file. Most events are the work of the program that has started the driver:
-this one describes them in a file, and waits until that file has gone.
+The plan is that of ``tests/pipeline/sink_kills.py``. The number of matching requests of all processes
+together is the size of a file. Most events are the work of the program that has started the driver: this
+module describes them in a file, and waits until that file has gone.
 """
 
 from __future__ import annotations
@@ -52,9 +52,11 @@ def _ask(plan: dict[str, Any], request: Any) -> None:
         time.sleep(0.02)
 
 
-def _install(plan: dict[str, Any]) -> None:
+def install(text: str) -> None:
+    """Causes the event of a plan, given as JSON."""
     from tidemill.pipeline.exactly_once.sink_cluster import SinkCluster
 
+    plan: dict[str, Any] = json.loads(text)
     execute = SinkCluster.execute
 
     def hooked(self: SinkCluster, request: Any, rows: Any) -> Any:
@@ -67,7 +69,3 @@ def _install(plan: dict[str, Any]) -> None:
         return result
 
     SinkCluster.execute = hooked  # type: ignore[method-assign]
-
-
-if os.environ.get("SINK_KILL"):
-    _install(json.loads(os.environ["SINK_KILL"]))

@@ -85,9 +85,12 @@ class CompactionPromise:
             if any(end <= offset for end in ends.values()):
                 self._missed[tp].add(offset)
 
-    def replica_lost(self, tp: PartitionKey) -> None:
-        """A replica has lost records: it fetches them again, possibly without removed tombstones."""
-        self._missed[tp].update(self._removed[tp])
+    def replica_lost(self, tp: PartitionKey, since: int = 0) -> None:
+        """A replica has lost, or truncated, its records from an offset on.
+
+        It fetches them again, possibly without removed tombstones.
+        """
+        self._missed[tp].update(offset for offset in self._removed[tp] if offset >= since)
 
     # -- tombstones
 

@@ -200,7 +200,7 @@ EXCUSES = {
     "tombstone-expired": "acks-all, read, acks-1, restart, no-gap, order, retention, equal: a tombstone of "
     "the key is older than delete.retention.ms, as `compaction` permits",
     "tombstone-missed": "compaction, equal: a replica that had not fetched a tombstone when other replicas "
-    "removed it, or that lost it, keeps the older records of the key",
+    "removed it, or that lost or truncated it, keeps the older records of the key",
     "clock-skew": "compaction, retention, and with `tombstone-expired`: tombstones and records are removed "
     "early, at most by the error of the wall clocks",
     "minimum-not-read": "min-isr, election, acks-all, read: min.insync.replicas was raised a moment ago, "

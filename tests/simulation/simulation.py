@@ -704,6 +704,9 @@ class Simulation:
         was_cut = TRUNCATE_TO(log, offset, now_ms)
         if isinstance(log.segment_list.files, SimulatedFiles):
             self.promises.log_state.cut(self._name_of(log.segment_list.files), log)
+            topic, _, index = log.directory.rpartition("/")[2].rpartition("-")
+            if was_cut and index.isdigit():
+                self.promises.compaction.replica_lost((topic, int(index)), offset)
         return was_cut
 
     def _truncate_fully(self, log: Log, offset: int, now_ms: int) -> None:

@@ -545,6 +545,26 @@ def test_a_tombstone_replaced_by_an_unacknowledged_record_is_not_missed(
     assert checked.counts["excuse compacted"] == is_newer_there
 
 
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_replica_that_truncated_a_tombstone_after_its_removal_elsewhere_may_miss_it(
+    is_cut: bool,
+) -> None:
+    key = key_of(("p", 4))
+    tombstone = next(
+        number for number in range(5, 5000) if key_of(("p", number)) == key and is_tombstone(("p", number))
+    )
+    checked = Checked()
+    checked.promises.settings["t"] = TopicSettings(compacts=True, delete_retention_ms=1000)
+    checked.ends = {1: 5000, 2: 5000, 3: 5000}
+    checked.acknowledged(tombstone)
+    compaction = checked.promises.compaction
+    compaction.tombstones_removed(TP, {tombstone: key}, checked.ends)
+    compaction.replica_lost(TP, tombstone + 1 - is_cut)
+    compaction.check_replica(TP, ID, 1, 0, {4: Message("p", 4)})
+    assert [one.partition(":")[0] for one in checked.broken] == ["compaction"] * (not is_cut)
+    assert checked.counts["excuse tombstone-missed"] == is_cut
+
+
 @pytest.mark.parametrize("is_forgotten", [True, False])
 @pytest.mark.parametrize("is_same_key", [True, False])
 def test_a_record_replaced_by_a_lost_record_may_be_missing_only_after_a_loss(

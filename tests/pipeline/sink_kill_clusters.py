@@ -75,7 +75,7 @@ class ThreeBrokers:
         from tidemill.coordinator_runtime.coordinator_partition import partition_for
 
         if role == "controller":
-            return self._cluster.controller
+            return self._cluster.controller()
         if role == "coordinator" and transactional_id is not None:
             place = TRANSACTION_STATE, partition_for(transactional_id, 50)
         return self._cluster.leader(*place)

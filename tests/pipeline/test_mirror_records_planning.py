@@ -7,7 +7,6 @@ from collections.abc import Collection
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, call, patch
 
@@ -21,7 +20,6 @@ from tidemill.client.errors import (
     DataLoss,
     FatalTransactionError,
 )
-from tidemill.client.group_offsets import OffsetAndMetadata
 from tidemill.client.range_reader import TopicView
 from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ConfigError, ErrorCode
@@ -30,20 +28,13 @@ from tidemill.pipeline.batch_planning import ClusterView
 from tidemill.pipeline.mirror import (
     cluster_observer,
     cluster_outages,
-    mirror_loop_detection,
     record_query,
     record_source,
-    topic_sync,
 )
 from tidemill.pipeline.mirror.checkpoint_clusters import CLUSTERS_FILE, ClusterIds, refuse_other_clusters
 from tidemill.pipeline.mirror.copy_options import CopyOptions
 from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource
-from tidemill.pipeline.mirror.mirror_loop_detection import (
-    KnownMarks,
-    mark_topics,
-    marked_topics,
-    refuse_same_cluster,
-)
+from tidemill.pipeline.mirror.mirror_loop_detection import refuse_same_cluster
 from tidemill.pipeline.mirror.query_failures import Verdict, verdict_on
 from tidemill.pipeline.mirror.record_planning import MirrorDataLoss, changes_of, plan_advance, plan_batch
 from tidemill.pipeline.mirror.record_query import RecordQuery
@@ -366,149 +357,19 @@ def test_topics_in_a_loop_are_refused() -> None:
     state = TopicState(1, 1, {})
     changes = plan({"t": state, "u": state}, loops={"t"})
     assert changes.mirrored == {"u": "u"}
-    assert "deny the topic in one of the two mirrors" in changes.refused["t"]
+    assert "deny the topic in one of the mirrors" in changes.refused["t"]
 
 
-# -- loops
+# -- the clusters of a checkpoint
 
 
-class Cluster:
-    """An admin client of a cluster with committed offsets."""
-
-    def __init__(self, cluster_id: str | None, failure: ClientError | None = None) -> None:
-        self.cluster_id = cluster_id
-        self.failure = failure
-        self.committed: dict[str, dict[TopicPartition, OffsetAndMetadata]] = {}
-
-    def describe_cluster(self) -> Cluster:
-        return self
-
-    def alter_group_offsets(
-        self, group: str, offsets: dict[TopicPartition, OffsetAndMetadata], timeout: float | None = None
-    ) -> None:
-        if self.failure is not None:
-            raise self.failure
-        self.committed.setdefault(group, {}).update(offsets)
-
-    def group_offsets(
-        self, group: str, timeout: float | None = None
-    ) -> dict[TopicPartition, OffsetAndMetadata]:
-        if self.failure is not None:
-            raise self.failure
-        return self.committed.get(group, {})
-
-
-def test_a_mirror_finds_the_topics_that_another_one_copies_from_its_target() -> None:
-    here: Any = Cluster("here")
-    there: Any = Cluster("there")
-    mark_topics(here, there, ["t", "u"], now_s=1_000.0)
-    mark_topics(here, there, ["u"], now_s=1_060.0)
-    assert marked_topics(there, here, now_s=1_060.0) == {"t", "u"}
-    assert marked_topics(there, here, now_s=1_130.0) == {"u"}
-    assert marked_topics(there, here, now_s=1_200.0) == set()
-    assert marked_topics(here, there, now_s=1_060.0) == set()
-    other: Any = Cluster("other")
-    assert marked_topics(there, other, now_s=1_060.0) == set()
-
-
-@pytest.mark.parametrize("prefixed", [True, False])
-@pytest.mark.parametrize("same_offsets", [True, False])
-def test_each_kind_of_mirror_marks_its_topics(
-    monkeypatch: pytest.MonkeyPatch, same_offsets: bool, prefixed: bool
-) -> None:
-    marked: list[str] = []
-    monkeypatch.setattr(cluster_observer, "mark_topics", lambda _source, _target, names: marked.extend(names))
-    east, west = (MirrorSource(alias, {"bootstrap.servers": "a:1"}) for alias in ("east", "west"))
-    job = MirrorJob(sources=[east], target=west, checkpoint="x", prefixed=prefixed, same_offsets=same_offsets)
-    observer: Any = cluster_observer.ClusterObserver(job, east, None if same_offsets else Mock())
-    observer._topics = Mock()
-    observer._topics.existing.return_value = ({"t": "u"}, {})
-    observer._compare_topics()
-    assert marked == ["u"]
-
-
-@pytest.mark.parametrize(
-    ("names", "same_offsets"),
-    [
-        (TargetNames(), False),
-        (prefixed_names("source1", "target"), False),
-        (prefixed_names("source1", "target"), True),
-    ],
-)
-def test_marks_are_found_whatever_the_names(
-    monkeypatch: pytest.MonkeyPatch, names: TargetNames, same_offsets: bool
-) -> None:
-    state = {"source1.t": TopicState(1, 1, {})}
-    monkeypatch.setattr(topic_sync, "read_topics", lambda _admin, _wanted: state)
-    monkeypatch.setattr(topic_sync, "read_topics_named", lambda _admin, _names: {})
-    monkeypatch.setattr(
-        mirror_loop_detection, "marked_topics", lambda _source, _target, _known: {"source1.t"}
-    )
-    sync: Any = topic_sync.TopicSync(Mock(), Mock(), ALL_NAMES, names, same_offsets=same_offsets)
-    sync._settings = lambda: SETTINGS._replace(same_offsets=same_offsets)
-    _, refused = sync.existing()
-    assert "again and again" in refused["source1.t"]
-    assert not sync.selects_none
-    monkeypatch.setattr(topic_sync, "read_topics", lambda _admin, _wanted: {})
-    assert sync.existing() == ({}, {})
-    assert sync.selects_none
-
-
-def test_other_metadata_is_no_mark() -> None:
-    here: Any = Cluster("here")
-    there: Any = Cluster("there")
-    there.committed["tidemill-mirror.here"] = {T0: OffsetAndMetadata(3, -1, "note")}
-    assert marked_topics(there, here) == set()
-
-
-def test_marks_that_are_not_allowed_do_not_stop_a_mirror_but_an_outage_waits() -> None:
-    here: Any = Cluster("here")
-    refusing: Any = Cluster("there", ClientError("no", ErrorCode.GROUP_AUTHORIZATION_FAILED))
-    mark_topics(here, refusing, ["t"])
-    assert marked_topics(refusing, here) == set()
-    alone: Any = Cluster("there", ClientError("no", ErrorCode.COORDINATOR_NOT_AVAILABLE))
-    mark_topics(here, alone, ["t"])
-    assert marked_topics(alone, here) == set()
-    cut: Any = Cluster("there", BrokerUnreachable("cut"))
-    with pytest.raises(BrokerUnreachable):
-        mark_topics(here, cut, ["t"])
-    with pytest.raises(BrokerUnreachable):
-        marked_topics(cut, here)
-
-
-def test_marks_that_were_read_are_kept_while_their_coordinator_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    here: Any = Cluster("here")
-    there: Any = Cluster("there")
-    mark_topics(there, here, ["t"])
-    marks = KnownMarks(here, there)
-    assert marks.topics() == {"t"}
-    now, asked = [1_000.0], Mock(side_effect=BrokerUnreachable("cut"))
-    monkeypatch.setattr(
-        mirror_loop_detection, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0)
-    )
-
-    def wait(*_: Any, **__: Any) -> None:
-        now[0] += mirror_loop_detection.COORDINATOR_S
-        asked()
-
-    here.group_offsets = wait
-    for _ in range(3):
-        assert marks.topics() == {"t"}
-    assert asked.call_count == 1
-    now[0] += mirror_loop_detection.MARK_S
-    assert marks.topics() == {"t"}
-    assert asked.call_count == 2
-    with pytest.raises(BrokerUnreachable):
-        KnownMarks(here, there).topics()
+def cluster(cluster_id: str | None) -> Any:
+    """An admin client of a cluster with an id."""
+    return Mock(describe_cluster=lambda: Mock(cluster_id=cluster_id))
 
 
 def test_a_cluster_is_recognized_by_its_id() -> None:
-    one: Any = Cluster("one")
-    again: Any = Cluster("one")
-    other: Any = Cluster("two")
-    unknown: Any = Cluster(None)
+    one, again, other, unknown = map(cluster, ("one", "one", "two", None))
     with pytest.raises(ConfigError, match="the source east and the target are the same cluster"):
         refuse_same_cluster(one, again, "east")
     assert refuse_same_cluster(one, other, "east") == ("one", "two")
@@ -536,7 +397,7 @@ def test_another_target_is_refused_unless_its_log_ends_are_the_positions(
     job = MirrorJob(sources=[east], target=west, checkpoint=str(tmp_path), same_offsets=same_offsets)
     for target, is_refused in (("west", False), ("other", not same_offsets)):
         observer: Any = cluster_observer.ClusterObserver(job, east, None if same_offsets else Mock())
-        observer._source_admin, observer._target_admin = Cluster("east"), Cluster(target)
+        observer._source_admin, observer._target_admin = cluster("east"), cluster(target)
         with pytest.raises(ConfigError) if is_refused else nullcontext():
             observer.refuse_wrong_clusters()
 

@@ -21,7 +21,7 @@ from tidemill.pipeline.mirror.mirror_lag import (
     measure_lag,
     measure_record_lag,
 )
-from tidemill.pipeline.mirror.mirror_loop_detection import mark_topics, refuse_same_cluster
+from tidemill.pipeline.mirror.mirror_loop_detection import TopicMarks, refuse_same_cluster
 from tidemill.pipeline.mirror.position_translation import MergedPositions, PositionTranslation
 from tidemill.pipeline.mirror.reachable_partition_offsets import ReachableOffsets, no_leader
 from tidemill.pipeline.mirror.record_planning import waiting_for_target
@@ -68,6 +68,7 @@ class ClusterObserver:
             job.names_of(source),
             same_offsets=job.same_offsets,
         )
+        self._marks = TopicMarks(self._source_admin, self._target_admin)
         self._lock = threading.Lock()
         self._next_names_s = 0.0
         self.names: dict[str, str] = {}
@@ -175,7 +176,7 @@ class ClusterObserver:
         self.names, self.refused = self._topics.existing()
         if self._claimed is not None:
             self._claimed.claim(self._alias, self.names.values())
-        mark_topics(self._source_admin, self._target_admin, self.names.values())
+        self._marks.commit(self.names, self._topics.loops)
 
     def goal(self) -> dict[TopicPartition, int]:
         """Returns the ends of the source now, also of topics that are to be created in the target.

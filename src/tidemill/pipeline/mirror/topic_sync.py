@@ -105,7 +105,7 @@ def plan_topics(
     settings: TargetSettings,
     loops: Collection[str] = (),
 ) -> TopicChanges:
-    """Compares the topics of both clusters. ``loops`` are topics of the source that the target writes."""
+    """Compares the topics of both clusters. ``loops`` are topics of the source with records of the target."""
     changes = TopicChanges({}, {}, {}, {}, {}, set())
     for topic, state in sorted(source.items()):
         if not wanted.matches(topic):
@@ -139,8 +139,8 @@ def _loop_of_mirrors(topic: str, loops: Collection[str]) -> str:
     if topic not in loops:
         return ""
     return (
-        f"a mirror copies {topic} from the target to the source now, so that its records would be copied "
-        "again and again: deny the topic in one of the two mirrors"
+        f"mirrors copy {topic} from the target to the source now, maybe over other clusters, so that its "
+        "records would be copied again and again: deny the topic in one of the mirrors"
     )
 
 
@@ -225,9 +225,13 @@ class TopicSync:
         self._replication_factor = replication_factor
         self._same_offsets = same_offsets
         self._follows_configs = follows_configs
-        self._marks = KnownMarks(source, target)
+        # With the same names and offsets a topic in a circle exists in the target, and is seldom a mirror:
+        # such a mirror copies what it can while the coordinator of the marks does not answer.
+        self._marks = KnownMarks(source, target, must_wait=bool(names.prefix) or not same_offsets)
         self.selects_none = False
         """Whether the filter selected no topic of the source last."""
+        self.loops: frozenset[str] = frozenset()
+        """The topics of the source that mirrors of the target have written last, also over other clusters."""
         self._failures: dict[str, str] = {}
         """The topics that the target could not create or change in the last run. A topic is logged once."""
 
@@ -258,11 +262,8 @@ class TopicSync:
         self.selects_none = not source
         names = [self._names.target_of(topic) for topic in source]
         target = read_topics_named(self._target, names)
-        loops: Collection[str] = ()
-        if self._names.prefix or not self._same_offsets:
-            # Otherwise a topic in a loop exists in the target, and is not a mirror: it is refused anyway.
-            loops = self._marks.topics()
-        return plan_topics(source, target, self._wanted, self._names, self._settings(), loops)
+        self.loops = frozenset(self._marks.topics()).intersection(source)
+        return plan_topics(source, target, self._wanted, self._names, self._settings(), self.loops)
 
     def _settings(self) -> TargetSettings:
         brokers = self._target.describe_cluster().brokers

@@ -10,7 +10,8 @@ import pytest
 
 from record_builders import build_batch
 from tidemill.client.cluster_metadata import Partition, Topic
-from tidemill.client.errors import ClientClosed, ClientError, DataLoss
+from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError, DataLoss
+from tidemill.client.leader_log_ends import LeaderLogEnds
 from tidemill.client.range_reader import EMPTY_RESPONSES, RangeReader, _RangeFetch
 from tidemill.model.errors import CorruptMessage, ErrorCode
 from tidemill.model.types import ZERO_ID, TopicPartition
@@ -51,7 +52,7 @@ class Reads:
         monkeypatch.setattr(client, "refresh", lambda *_: None)
         monkeypatch.setattr(self.reader, "describe", lambda _: {"t": SimpleNamespace(topic_id=ZERO_ID)})
         monkeypatch.setattr(self.reader, "list_offsets", self._list_offsets)
-        self.log_ends: dict[TopicPartition, int] = {}
+        self.log_ends = LeaderLogEnds({}, {})
         monkeypatch.setattr(self.reader, "leader_log_ends", lambda _items, _timeout_s: self.log_ends)
         monkeypatch.setattr(self.run, "_send", lambda: SimpleNamespace(version=self.version))
         monkeypatch.setattr(self.run, "_await_response", self._next)
@@ -114,8 +115,17 @@ def test_records_that_the_log_has_are_no_loss_although_a_leader_does_not_return_
 @pytest.mark.parametrize("log_end", [START + 1, END])
 def test_records_above_the_high_watermark_of_a_new_leader_are_waited_for(reads: Reads, log_end: int) -> None:
     reads.offsets = (0, START)
-    reads.log_ends = {TopicPartition("t", 0): log_end}
+    reads.log_ends.offsets[TopicPartition("t", 0)] = log_end
     assert reads.read(*[EMPTY] * 9, RECORDS) == [RECORDS]
+
+
+@pytest.mark.parametrize("before", [[EMPTY] * 9, [OUT_OF_RANGE]])
+def test_a_leader_that_does_not_tell_its_log_end_now_is_no_loss(
+    reads: Reads, before: list[FetchedPartition]
+) -> None:
+    reads.offsets = (0, START)
+    reads.log_ends.failures[TopicPartition("t", 0)] = BrokerUnreachable("cut")
+    assert reads.read(*before, RECORDS) == [RECORDS]
 
 
 @pytest.mark.parametrize("responses", [[EMPTY] * 2, [OUT_OF_RANGE]])

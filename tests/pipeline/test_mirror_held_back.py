@@ -18,6 +18,7 @@ from tidemill.client.errors import (
     DataLoss,
     RequestTimeout,
 )
+from tidemill.client.leader_log_ends import LeaderLogEnds
 from tidemill.client.range_reader import RangeReader, TopicView
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
@@ -172,7 +173,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def log_ends(reader: Any, ends: Mapping[TopicPartition, int]) -> Any:
-    reader.leader_log_ends = lambda _items, _timeout_s: ends
+    reader.leader_log_ends = lambda _items, _timeout_s: LeaderLogEnds(dict(ends), {})
     return reader
 
 
@@ -202,6 +203,21 @@ def test_a_log_that_stays_shorter_has_lost_records(
     assert shorter.lost({T0: 10}) == set()
 
 
+def test_a_leader_that_does_not_answer_for_a_while_delays_the_finding_of_a_loss_by_no_more(
+    clock: Clock,
+) -> None:
+    known: dict[TopicPartition, int] = {}
+    shorter = ShorterSources(log_ends(Mock(), known))
+    begun_s = clock.now_s
+    while clock.now_s < begun_s + source_truncation.SHORTER_S:
+        assert shorter.lost({T0: 10}) == set()
+        clock.now_s += 1
+    assert shorter.lost({T0: 10}) == set()
+    known[T0] = 9
+    clock.now_s += 1
+    assert shorter.lost({T0: 10}) == {T0}
+
+
 def test_a_mirror_waits_for_a_source_that_may_not_be_shorter_and_copies_the_others(clock: Clock) -> None:
     source, target = Leaders(), Leaders()
     source.ends, target.ends = {T0: 7, T1: 20, T2: 5}, {T0: 10, T1: 10, T2: 5}
@@ -227,7 +243,8 @@ def test_the_log_end_of_a_leader_is_above_its_high_watermark() -> None:
                 producer.send("t", b"x", partition=1).result(20)
             reader.describe(["t"])
             assert reader.list_offsets({T1: LATEST}) == {T1: 0}
-            assert reader.leader_log_ends([T1, T2], 10.0) == {T1: 1}
+            found = reader.leader_log_ends([T1, T2], 10.0)
+            assert (found.offsets, found.failures.keys()) == ({T1: 1}, {T2})
         finally:
             follower.resume()
 

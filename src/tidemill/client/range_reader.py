@@ -30,7 +30,7 @@ from tidemill.client.errors import (
     error_for,
 )
 from tidemill.client.group_commits import commit_offsets, offsets_to_commit
-from tidemill.client.leader_log_ends import leader_log_ends
+from tidemill.client.leader_log_ends import LeaderLogEnds, leader_log_ends
 from tidemill.client.network_client import DATA, NetworkClient
 from tidemill.client.offsets import list_offsets, list_offsets_or_failures
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
@@ -179,8 +179,8 @@ class RangeReader:
         )
         return {item: place.offset for item, place in found.offsets.items()}, found.failures
 
-    def leader_log_ends(self, items: Iterable[TopicPartition], timeout_s: float) -> dict[TopicPartition, int]:
-        """Returns the log ends of leaders, above the high watermarks; omits those that are not known.
+    def leader_log_ends(self, items: Iterable[TopicPartition], timeout_s: float) -> LeaderLogEnds:
+        """Returns the log ends of leaders, which may be above the high watermarks.
 
         See :mod:`.leader_log_ends`.
         """
@@ -457,15 +457,18 @@ class _RangeFetch:
     def _check_range(self) -> None:
         """Raises DataLoss if the log does not have the next record, by the offsets of its current leader.
 
-        A new leader may have the record above its high watermark for a while.
+        A new leader may have the record above its high watermark for a while. A leader that does not answer
+        now is asked again.
         """
         item = self.item
         start = self.reader.list_offsets({item: EARLIEST})[item]
         latest = self.reader.list_offsets({item: LATEST})[item]
         if start <= self.position < latest:
             return
-        if start <= self.position < self.reader.leader_log_ends([item], self.timeout_s).get(item, -1):
-            return
+        if start <= self.position:
+            log_ends = self.reader.leader_log_ends([item], self.timeout_s)
+            if item in log_ends.failures or self.position < log_ends.offsets.get(item, -1):
+                return
         if self.position < start:
             last = min(start, self.end) - 1
             text = (

@@ -37,13 +37,15 @@ class ShorterSources:
     def lost(self, shorter: Mapping[TopicPartition, int]) -> set[TopicPartition]:
         """Returns the partitions that have lost records among all that are shorter now.
 
-        ``shorter`` has the offset up to which each was copied. The others are to be compared again.
+        ``shorter`` has the offset up to which each was copied. The others are to be compared again. A leader
+        that does not answer now delays the result until a comparison in which it does, by 60 s at most: the
+        times begin when a partition was found shorter first.
         """
         now = time.monotonic()
         self._since_s = {item: self._since_s.get(item, now) for item in shorter}
         if not shorter:
             return set()
-        log_ends = self._reader.leader_log_ends(shorter, LOG_END_S)
+        log_ends = self._reader.leader_log_ends(shorter, LOG_END_S).offsets
         lost = set()
         for item, copied in shorter.items():
             if log_ends.get(item, -1) >= copied:

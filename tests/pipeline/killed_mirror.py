@@ -12,7 +12,8 @@ import sys
 from typing import Any
 
 from tidemill.pipeline.jobs.session import local_session
-from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource, mirror
+from tidemill.pipeline.mirror.mirror_job import mirror
+from tidemill.pipeline.mirror.mirror_settings import MirrorJob, MirrorSource
 from tidemill.pipeline.mirror.record_query import RecordQuery
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
 

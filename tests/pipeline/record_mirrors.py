@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidemill.client import Admin
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource, SourceProgress, mirror
+from tidemill.pipeline.mirror.mirror_job import SourceProgress, mirror
+from tidemill.pipeline.mirror.mirror_settings import MirrorJob, MirrorSource
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
 
 if TYPE_CHECKING:

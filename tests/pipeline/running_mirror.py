@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.mirror.mirror_job import MirrorJob, SourceProgress, mirror
+from tidemill.pipeline.mirror.mirror_job import SourceProgress, mirror
 from tidemill.pipeline.mirror.mirror_lag import MirrorLag, MirrorMetrics
+from tidemill.pipeline.mirror.mirror_settings import MirrorJob
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

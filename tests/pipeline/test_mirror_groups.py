@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock, Mock
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,7 +19,7 @@ from tidemill.model.types import TopicPartition
 from tidemill.pipeline.mirror import mirror_job, written_group_offsets
 from tidemill.pipeline.mirror.cluster_observer import ClusterObserver
 from tidemill.pipeline.mirror.group_sync import GroupSync
-from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource
+from tidemill.pipeline.mirror.mirror_settings import MirrorJob, MirrorSource
 from tidemill.pipeline.mirror.position_translation import MergedPositions
 from tidemill.pipeline.mirror.sync_points import NO_POINTS, SyncPoint, TopicIds
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
@@ -298,10 +298,7 @@ def test_the_sources_of_a_job_share_the_positions_of_groups(
         return Mock(has_ended=lambda: True, progress=None)
 
     monkeypatch.setattr(mirror_job, "SourceRun", run_of)
-    monkeypatch.setattr(mirror_job, "Admin", MagicMock())
-    monkeypatch.setattr(mirror_job, "refuse_without_mirrors", Mock())
-    monkeypatch.setattr(mirror_job, "refuse_other_listener", Mock())
-    mirror_job.mirror(Mock(), job)
+    mirror_job.run_mirror(Mock(), job)
     assert len(given) == 2
     assert given[0] is given[1]
     assert (given[0] is not None) == are_merged

@@ -13,7 +13,7 @@ from running_mirror import Running
 
 from tidemill.client import Admin, Producer
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.mirror.mirror_job import MirrorSource
+from tidemill.pipeline.mirror.mirror_settings import MirrorSource
 from tidemill.testing.cluster import Cluster
 
 if TYPE_CHECKING:

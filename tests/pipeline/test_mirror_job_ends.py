@@ -14,8 +14,9 @@ from tidemill.cli.mirror import _summary
 from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource, SourceRun
+from tidemill.pipeline.mirror.mirror_job import SourceRun
 from tidemill.pipeline.mirror.mirror_lag import MirrorLag
+from tidemill.pipeline.mirror.mirror_settings import MirrorJob, MirrorSource
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 EAST, WEST = (MirrorSource(alias, {"bootstrap.servers": "a:1"}) for alias in ("east", "west"))

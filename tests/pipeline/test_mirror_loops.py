@@ -20,8 +20,8 @@ from tidemill.client.offsets_of_groups import OffsetsOfGroups
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.mirror import cluster_observer, mirror_loop_detection, topic_sync
-from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource
 from tidemill.pipeline.mirror.mirror_loop_detection import MARK_S, KnownMarks, TopicMarks, marked_topics
+from tidemill.pipeline.mirror.mirror_settings import MirrorJob, MirrorSource
 from tidemill.pipeline.mirror.target_names import TargetNames, prefixed_names
 from tidemill.pipeline.mirror.topic_filter import ALL_NAMES, TopicFilter
 from tidemill.pipeline.mirror.topic_sync import TargetSettings, TopicState

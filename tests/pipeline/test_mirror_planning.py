@@ -15,6 +15,7 @@ from tidemill.client.group_offsets import OffsetAndMetadata
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.batch_planning import ClusterView
+from tidemill.pipeline.mirror.cluster_observer import ClusterObserver
 from tidemill.pipeline.mirror.copy_options import CopyOptions, parse_copy_options
 from tidemill.pipeline.mirror.copy_planning import (
     CopyTask,
@@ -31,8 +32,8 @@ from tidemill.pipeline.mirror.copy_planning import (
 )
 from tidemill.pipeline.mirror.copy_source import MirroredClusters
 from tidemill.pipeline.mirror.group_sync import plan_positions, same_positions
-from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource, SourceRun
 from tidemill.pipeline.mirror.mirror_lag import MirrorLag, MirrorMetrics
+from tidemill.pipeline.mirror.mirror_settings import MirrorJob, MirrorSource
 from tidemill.pipeline.mirror.range_copy import CopyRange, count_batches
 from tidemill.pipeline.mirror.target_names import ClaimedNames, TargetNames, prefixed_names
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
@@ -108,24 +109,18 @@ def test_a_mirror_has_one_source() -> None:
         claimed.claim("north", ["t", "v"])
 
 
-def test_a_job_with_two_sources_of_one_mirror_does_not_start() -> None:
+def test_a_topic_that_is_created_later_in_a_second_source_of_its_mirror_is_refused() -> None:
     east, north, west = (MirrorSource(alias, {"bootstrap.servers": "a:1"}) for alias in "enw")
     job = MirrorJob(sources=[east, north], target=west, checkpoint="x")
     claimed = ClaimedNames()
-    runs: list[Any] = [SourceRun(Mock(), job, source, None, None, claimed) for source in job.sources]
-    for run in runs:
-        run._observer._topics = Mock()
-        run._observer._topics.mirrored.return_value = {"t": "t"}
-        run._observer._topics.existing.return_value = ({"t": "t"}, {})
-        run._observer.refuse_wrong_clusters = Mock()
-        run._start_query, run._thread = Mock(), Mock()
-    runs[0].start()
+    observers: list[Any] = [ClusterObserver(job, source, claimed=claimed) for source in job.sources]
+    for observer in observers:
+        observer._topics = Mock()
+        observer._topics.existing.return_value = ({"t": "t"}, {})
+        observer._marks = Mock()
+    observers[0]._compare_topics()
     with pytest.raises(ConfigError):
-        runs[1].start()
-    runs[1]._start_query.assert_not_called()
-    # Topics that are created later.
-    with pytest.raises(ConfigError):
-        runs[1]._observer._compare_topics()
+        observers[1]._compare_topics()
 
 
 def plan(

@@ -33,8 +33,8 @@ from tidemill.pipeline.mirror import (
 )
 from tidemill.pipeline.mirror.checkpoint_clusters import CLUSTERS_FILE, ClusterIds, refuse_other_clusters
 from tidemill.pipeline.mirror.copy_options import CopyOptions
-from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource
 from tidemill.pipeline.mirror.mirror_loop_detection import refuse_same_cluster
+from tidemill.pipeline.mirror.mirror_settings import MirrorJob, MirrorSource
 from tidemill.pipeline.mirror.query_failures import Verdict, verdict_on
 from tidemill.pipeline.mirror.record_planning import MirrorDataLoss, changes_of, plan_advance, plan_batch
 from tidemill.pipeline.mirror.record_query import RecordQuery

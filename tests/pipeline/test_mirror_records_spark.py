@@ -20,7 +20,7 @@ from tidemill.client.admin_types import ConfigResource, ResourceType
 from tidemill.client.partitioners import murmur2_partition
 from tidemill.model.errors import ConfigError
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.mirror.mirror_job import MirrorSource
+from tidemill.pipeline.mirror.mirror_settings import MirrorSource
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
 from tidemill.pipeline.mirror.topic_sync import topic_keys_of
 from tidemill.pipeline.spark_errors import explained

@@ -20,8 +20,9 @@ from tidemill.client.mirror_appender import MirrorAppender
 from tidemill.client.range_reader import RangeReader
 from tidemill.model.errors import ConfigError, KafkaError
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource, SourceProgress, mirror
+from tidemill.pipeline.mirror.mirror_job import SourceProgress, mirror
 from tidemill.pipeline.mirror.mirror_lag import MirrorMetrics
+from tidemill.pipeline.mirror.mirror_settings import MirrorJob, MirrorSource
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
 from tidemill.pipeline.spark_errors import explained
 from tidemill.records.mirrored_batch import empty_batches, mirrored_batches

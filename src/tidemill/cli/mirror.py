@@ -16,7 +16,8 @@ from tidemill.cli.spark_session import print_result, session_options, with_spark
 from tidemill.model.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tidemill.pipeline.mirror.mirror_job import MirrorSource, SourceProgress
+    from tidemill.pipeline.mirror.mirror_job import SourceProgress
+    from tidemill.pipeline.mirror.mirror_settings import MirrorSource
 
 ALIAS = re.compile(r"[A-Za-z0-9_-]+")
 WITHOUT_EFFECT = ("num_producers", "queue_size", "abort_on_send_failure", "offset_commit_interval_ms")
@@ -135,9 +136,10 @@ def mirror(**given: Any) -> None:
         --checkpoint mirror.checkpoint
     """
     from tidemill.pipeline.jobs.preflight_checks import check_master, check_trigger
-    from tidemill.pipeline.mirror.mirror_job import MirrorJob, check_mirror
-    from tidemill.pipeline.mirror.mirror_job import mirror as run
+    from tidemill.pipeline.mirror.mirror_job import run_mirror
     from tidemill.pipeline.mirror.mirror_lag import MirrorMetrics
+    from tidemill.pipeline.mirror.mirror_settings import MirrorJob
+    from tidemill.pipeline.mirror.preflight_checks import check_mirror, checked_clusters
     from tidemill.pipeline.mirror.topic_filter import TopicFilter
 
     with wrong_usage():
@@ -173,11 +175,14 @@ def mirror(**given: Any) -> None:
                 f"--metrics-port {given['metrics_port']}: {problem.strerror}: choose another port"
             ) from None
     stopping = threading.Event()
-    result = with_spark(
-        given,
-        lambda spark: _shown(given["as_json"], lambda tell: run(spark, job, tell, metrics, stopping)),
-        stopping.set,
-    )
+    with checked_clusters(job):
+        result = with_spark(
+            given,
+            lambda spark: _shown(
+                given["as_json"], lambda tell: run_mirror(spark, job, tell, metrics, stopping)
+            ),
+            stopping.set,
+        )
     print_result(given["as_json"], {"sources": [_table(one) for one in result]}, _summary(result))
 
 
@@ -221,7 +226,7 @@ def _aliased(option: str, text: str, default: str) -> tuple[str, str]:
 
 
 def _cluster(option: str, text: str, default: str) -> MirrorSource:
-    from tidemill.pipeline.mirror.mirror_job import MirrorSource
+    from tidemill.pipeline.mirror.mirror_settings import MirrorSource
 
     alias, address = _aliased(option, text, default)
     if not address.strip():
@@ -230,7 +235,7 @@ def _cluster(option: str, text: str, default: str) -> MirrorSource:
 
 
 def _cluster_of_file(option: str, text: str, default: str, address: str | None = None) -> MirrorSource:
-    from tidemill.pipeline.mirror.mirror_job import MirrorSource
+    from tidemill.pipeline.mirror.mirror_settings import MirrorSource
 
     alias, path = _aliased(option, text, default)
     settings = _settings_of(path)

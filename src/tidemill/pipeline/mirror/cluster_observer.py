@@ -5,13 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tidemill.client.admin import Admin
 from tidemill.client.errors import ClientError
 from tidemill.client.range_reader import RangeReader
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.mirror.checkpoint_clusters import refuse_other_clusters
 from tidemill.pipeline.mirror.copy_source import every_record
 from tidemill.pipeline.mirror.group_sync import GroupSync, Positions, same_positions
 from tidemill.pipeline.mirror.mirror_lag import (
@@ -21,8 +19,10 @@ from tidemill.pipeline.mirror.mirror_lag import (
     measure_lag,
     measure_record_lag,
 )
-from tidemill.pipeline.mirror.mirror_loop_detection import TopicMarks, refuse_same_cluster
+from tidemill.pipeline.mirror.mirror_loop_detection import TopicMarks
+from tidemill.pipeline.mirror.mirror_settings import MirrorJob, MirrorSource
 from tidemill.pipeline.mirror.position_translation import MergedPositions, PositionTranslation
+from tidemill.pipeline.mirror.preflight_checks import refuse_wrong_clusters
 from tidemill.pipeline.mirror.reachable_partition_offsets import ReachableOffsets, no_leader
 from tidemill.pipeline.mirror.record_planning import waiting_for_target
 from tidemill.pipeline.mirror.record_query import RecordQuery
@@ -31,9 +31,6 @@ from tidemill.pipeline.mirror.target_names import ClaimedNames
 from tidemill.pipeline.mirror.topic_sync import TopicSync, read_topics_named
 from tidemill.pipeline.mirror.written_group_offsets import POSITIONS_FILE, WrittenPositions
 from tidemill.wire.list_offset_timestamps import LATEST
-
-if TYPE_CHECKING:
-    from tidemill.pipeline.mirror.mirror_job import MirrorJob, MirrorSource
 
 
 class ClusterObserver:
@@ -48,6 +45,7 @@ class ClusterObserver:
         claimed: ClaimedNames | None = None,
     ) -> None:
         self._job = job
+        self._source = source
         self._claimed = claimed
         self._alias = source.alias
         self._merged = merged
@@ -110,24 +108,11 @@ class ClusterObserver:
         return self._merged.merge(self._alias, group, translated, self._translation.unknown(positions))
 
     def refuse_wrong_clusters(self) -> None:
-        """Raises ConfigError if the source is the target, or the checkpoint is that of other clusters, once
-        both can be reached.
-
-        With the same offsets another target has its own positions, its log ends.
-        """
+        """Raises ConfigError for clusters that cannot be mirrored, once both can be reached."""
         with self._lock:
             if not self._clusters_are_checked:
-                ids = refuse_same_cluster(self._source_admin, self._target_admin, self._alias)
-                if self._records is None:
-                    ids = ids._replace(target=None)
-                refuse_other_clusters(Path(self._job.checkpoint) / self._alias, self._alias, ids)
+                refuse_wrong_clusters(self._job, self._source, self._source_admin, self._target_admin)
                 self._clusters_are_checked = True
-
-    def claim_topics(self) -> None:
-        """Raises ConfigError if a topic is also that of another source, with the same offsets."""
-        if self._claimed is not None:
-            with self._lock:
-                self._claimed.claim(self._alias, self._topics.mirrored().values())
 
     @property
     def selects_none(self) -> bool:

@@ -7,37 +7,34 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
-from tidemill.client.admin import Admin
 from tidemill.client.errors import ClientError
-from tidemill.log.system_files import SystemFiles
 from tidemill.model.errors import ConfigError, ErrorCode, TidemillError
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.jobs.preflight_checks import AVAILABLE_NOW, check_folder, local_path
+from tidemill.pipeline.jobs.preflight_checks import AVAILABLE_NOW
 from tidemill.pipeline.mirror.cluster_observer import ClusterObserver
 from tidemill.pipeline.mirror.copy_options import CopyOptions
 from tidemill.pipeline.mirror.copy_source import FORMAT, MirrorDataSource
 from tidemill.pipeline.mirror.mirror_lag import MirrorLag, MirrorMetrics
+from tidemill.pipeline.mirror.mirror_settings import MirrorJob, MirrorSource
 from tidemill.pipeline.mirror.position_translation import MergedPositions
+from tidemill.pipeline.mirror.preflight_checks import checked_clusters
 from tidemill.pipeline.mirror.query_failures import Verdict, verdict_on
 from tidemill.pipeline.mirror.range_copy import REFUSED
 from tidemill.pipeline.mirror.record_query import RecordQuery
-from tidemill.pipeline.mirror.record_source import OFFSETS_MAX, RecordDataSource, RecordOptions
-from tidemill.pipeline.mirror.target_names import ClaimedNames, TargetNames, prefixed_names
+from tidemill.pipeline.mirror.record_source import RecordDataSource, RecordOptions
+from tidemill.pipeline.mirror.target_names import ClaimedNames
 from tidemill.pipeline.mirror.target_support import (
     ONLY_BETWEEN_BROKERS,
-    refuse_other_listener,
-    refuse_without_mirrors,
 )
-from tidemill.pipeline.mirror.topic_filter import ALL_NAMES, TopicFilter
+from tidemill.pipeline.mirror.topic_filter import TopicFilter
 from tidemill.pipeline.spark_errors import TIDEMILL_ERROR, explained
 
 logger = logging.getLogger("tidemill.pipeline")
@@ -50,49 +47,8 @@ RESTART_PAUSE_S = 5.0
 before; a copied range starts the count anew."""
 AGAIN_PAUSE_S = 1.0
 """The pause before an available-now query that has not copied all is started again."""
-LOCK = ".lock"
 COPIED = "copied"
 """The name of the sums over the rows of a micro-batch, in Spark's progress."""
-
-
-@dataclass(frozen=True)
-class MirrorSource:
-    """A source cluster: its alias, which names its checkpoint and prefixes, and its client settings."""
-
-    alias: str
-    client: Mapping[str, str] = field(repr=False)  # may contain a password
-
-
-@dataclass(frozen=True, kw_only=True)
-class MirrorJob:
-    """The clusters and settings of a mirror. ``checkpoint`` is a folder, with one for each source below."""
-
-    sources: Sequence[MirrorSource]
-    target: MirrorSource
-    checkpoint: str
-    topics: TopicFilter = ALL_NAMES
-    groups: TopicFilter | None = ALL_NAMES
-    prefixed: bool = False
-    trigger: str = "1 second"
-    replication_factor: int = -1
-    topics_interval_s: float = 10.0
-    groups_interval_s: float = 10.0
-    tasks: int | None = None
-    same_offsets: bool = True
-    """Whether the target's topics are mirrors with the offsets of the source, or ordinary records."""
-    offsets_max: int = OFFSETS_MAX
-    """Offsets of a micro-batch of ordinary records."""
-    fail_on_data_loss: bool = True
-    """Whether ordinary records that the source has deleted before they were copied end the mirror."""
-
-    @property
-    def merges(self) -> bool:
-        """Whether topics of several sources may have the same name in the target."""
-        return len(self.sources) > 1 and not self.prefixed and not self.same_offsets
-
-    def names_of(self, source: MirrorSource) -> TargetNames:
-        """Returns the naming of a source's topics in the target."""
-        return prefixed_names(source.alias, self.target.alias) if self.prefixed else TargetNames()
 
 
 @dataclass
@@ -125,46 +81,38 @@ def mirror(
     Raises ConfigError for clusters that cannot be mirrored, and the error that stops a source: DataLoss for
     a source that is shorter than its mirror, TopicRecreated, and errors that no wait would end.
     """
+    with checked_clusters(job):
+        return run_mirror(spark, job, on_progress, metrics, stopping)
+
+
+def run_mirror(
+    spark: SparkSession,
+    job: MirrorJob,
+    on_progress: Callable[[Sequence[SourceProgress]], None] | None = None,
+    metrics: MirrorMetrics | None = None,
+    stopping: threading.Event | None = None,
+) -> list[SourceProgress]:
+    """As :func:`mirror`, within :func:`.preflight_checks.checked_clusters`."""
     spark.dataSource.register(MirrorDataSource)
     spark.dataSource.register(RecordDataSource)
-    if job.same_offsets:
-        with Admin(None, job.target.client) as target:
-            refuse_without_mirrors(target, job.target.client["bootstrap.servers"])
-            refuse_other_listener(target, job.target.client["bootstrap.servers"])
-    with locked_checkpoint(job.checkpoint):
-        merged = MergedPositions(source.alias for source in job.sources) if job.merges else None
-        claimed = ClaimedNames() if job.same_offsets else None
-        runs = [SourceRun(spark, job, source, metrics, merged, claimed) for source in job.sources]
-        try:
-            for run in runs:
-                run.start()
-            while [run for run in runs if not run.has_ended()]:
-                if stopping is not None and stopping.is_set():
-                    break
-                if on_progress is not None:
-                    on_progress([run.progress for run in runs])
-                time.sleep(0.25)
-        finally:
-            for run in runs:
-                run.stop()
-        if on_progress is not None:
-            on_progress([run.progress for run in runs])
-        return [run.progress for run in runs]
-
-
-def check_mirror(job: MirrorJob) -> None:
-    """Checks a job without the clusters. Raises ConfigError."""
-    for pattern in (job.topics, job.groups):
-        if pattern is not None:
-            pattern.check()
-    aliases = [cluster.alias for cluster in (*job.sources, job.target)]
-    for alias in aliases:
-        if aliases.count(alias) > 1:
-            raise ConfigError(
-                f"the alias {alias} is given twice: name each cluster, as --source {alias}2=HOST:PORT"
-            )
-    local_path(job.checkpoint, "checkpoint")
-    check_folder("checkpoint", job.checkpoint)
+    merged = MergedPositions(source.alias for source in job.sources) if job.merges else None
+    claimed = ClaimedNames() if job.same_offsets else None
+    runs = [SourceRun(spark, job, source, metrics, merged, claimed) for source in job.sources]
+    try:
+        for run in runs:
+            run.start()
+        while [run for run in runs if not run.has_ended()]:
+            if stopping is not None and stopping.is_set():
+                break
+            if on_progress is not None:
+                on_progress([run.progress for run in runs])
+            time.sleep(0.25)
+    finally:
+        for run in runs:
+            run.stop()
+    if on_progress is not None:
+        on_progress([run.progress for run in runs])
+    return [run.progress for run in runs]
 
 
 def none_selected(alias: str, topics: TopicFilter) -> str:
@@ -174,22 +122,6 @@ def none_selected(alias: str, topics: TopicFilter) -> str:
         f"no topic of the source {alias} matches the allow list {topics.allow!r}{denied}: nothing is copied "
         "until there is one"
     )
-
-
-@contextmanager
-def locked_checkpoint(checkpoint: str) -> Any:
-    """Locks the folder for one job. Raises ConfigError while another one runs with it."""
-    Path(checkpoint).mkdir(parents=True, exist_ok=True)
-    try:
-        lock = SystemFiles().lock(str(Path(checkpoint) / LOCK))
-    except BlockingIOError:
-        raise ConfigError(
-            f"another mirror runs with the checkpoint {checkpoint}: stop it, or set another one"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.close()
 
 
 class SourceRun:
@@ -226,16 +158,7 @@ class SourceRun:
         self.progress = SourceProgress(source.alias)
 
     def start(self) -> None:
-        """Starts the query and the thread. Raises ClientError, and ConfigError for clusters and topics."""
-        try:
-            self._observer.refuse_wrong_clusters()
-            self._observer.claim_topics()
-        except (ClientError, OSError) as problem:
-            if self._job.trigger == AVAILABLE_NOW or (
-                isinstance(problem, ClientError) and not problem.retriable
-            ):
-                raise
-            logger.warning("the mirror of %s begins without a cluster: %s", self._source.alias, problem)
+        """Starts the query and the thread. Raises ClientError."""
         if self._job.trigger == AVAILABLE_NOW:
             self._goal = self._observer.goal()
         self._query = self._start_query()

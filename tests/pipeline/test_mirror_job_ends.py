@@ -1,10 +1,11 @@
-"""When a mirror has copied all, and which errors end it, decided without Spark and without a cluster."""
+"""When a mirror has copied all, and which errors end it, decided without Spark."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -14,9 +15,11 @@ from tidemill.cli.mirror import _summary
 from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.mirror.mirror_job import SourceRun
+from tidemill.pipeline.mirror import mirror_job
+from tidemill.pipeline.mirror.mirror_job import RESTART_PAUSE_S, RESTARTS_MAX, SourceRun
 from tidemill.pipeline.mirror.mirror_lag import MirrorLag
 from tidemill.pipeline.mirror.mirror_settings import MirrorJob, MirrorSource
+from tidemill.pipeline.spark_errors import explained
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 EAST, WEST = (MirrorSource(alias, {"bootstrap.servers": "a:1"}) for alias in ("east", "west"))
@@ -130,3 +133,92 @@ def test_a_stop_is_no_reason_to_wait() -> None:
     run.stop()
     run._observer.interrupt.assert_called_once()
     assert run.progress.waiting == ""
+
+
+# -- failures of Spark
+
+CONNECT = (
+    "An error occurred while calling o42.load.\n: org.apache.spark.SparkException: Python worker failed to "
+    "connect back.\n\tat org.apache.spark.api.python.PythonWorkerFactory.createSimpleWorker\n"
+    "Caused by: java.net.SocketTimeoutException: Timed out while waiting for the Python worker to connect "
+    "back"
+)
+CRASHED = "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The time of the job, which a test sets."""
+    mine = SimpleNamespace(now_s=1_000.0)
+    mine.monotonic = lambda: mine.now_s
+    monkeypatch.setattr(mirror_job, "time", mine)
+    return mine
+
+
+@pytest.mark.parametrize("copied", [None, {}])
+@pytest.mark.parametrize("text", [CONNECT, CRASHED])
+def test_a_query_whose_start_finds_no_python_worker_is_started_again(
+    clock: SimpleNamespace,
+    caplog: pytest.LogCaptureFixture,
+    text: str,
+    copied: Mapping[TopicPartition, int] | None,
+) -> None:
+    run = run_with({T0: 9}, lag({T0: 9}, {T0: 0}), copied)
+    query = Mock(isActive=True, recentProgress=[])
+    run._start_query = Mock(side_effect=[RuntimeError(text), RuntimeError(text), query])
+    run._thread = Mock()
+    run.start()
+    run._thread.start.assert_called_once()
+    for attempt in (1, 2):
+        assert not run.has_ended()
+        assert run._start_query.call_count == attempt
+        clock.now_s += RESTART_PAUSE_S
+        assert not run.has_ended()
+    assert run._query is query
+    assert [record.message for record in caplog.records] == [
+        f"the mirror of east starts again from its checkpoint in 5 s, attempt {attempt} of 5, after a "
+        f"failure: {explained(RuntimeError(text))}"
+        for attempt in (1, 2)
+    ]
+
+
+def test_a_query_that_never_finds_a_python_worker_ends_the_mirror(clock: SimpleNamespace) -> None:
+    run = run_with({T0: 9}, lag({T0: 9}, {T0: 0}))
+    run._start_query = Mock(side_effect=RuntimeError(CONNECT))
+    run._thread = Mock()
+    run.start()
+    for _ in range(RESTARTS_MAX - 1):
+        clock.now_s += RESTART_PAUSE_S
+        assert not run.has_ended()
+    clock.now_s += RESTART_PAUSE_S
+    with pytest.raises(RuntimeError, match="connect back"):
+        run.has_ended()
+
+
+@pytest.mark.parametrize("problem", [RuntimeError("[DATA_SOURCE_NOT_FOUND]"), ConfigError("wrong")])
+def test_another_error_of_the_start_of_a_query_ends_the_mirror(problem: Exception) -> None:
+    run = run_with({}, lag({}, {}))
+    run._start_query = Mock(side_effect=problem)
+    with pytest.raises(type(problem)):
+        run.start()
+
+
+@pytest.mark.parametrize("copied", [None, {}])
+def test_a_query_that_loses_its_python_worker_is_started_again_a_few_times(
+    clock: SimpleNamespace, caplog: pytest.LogCaptureFixture, copied: Mapping[TopicPartition, int] | None
+) -> None:
+    run = run_with({T0: 9}, lag({T0: 9}, {T0: 0}), copied)
+    if copied is not None:
+        run._records.failure = None
+    failed = Mock(isActive=False, recentProgress=[])
+    failed.exception.return_value = RuntimeError(CONNECT)
+    run._start_query = Mock(return_value=failed)
+    run._query = failed
+    for _ in range(RESTARTS_MAX):
+        assert not run.has_ended()
+        clock.now_s += RESTART_PAUSE_S
+        assert not run.has_ended()
+    with pytest.raises(RuntimeError, match="connect back"):
+        run.has_ended()
+    assert len(caplog.records) == RESTARTS_MAX
+    assert all("\n" not in record.message for record in caplog.records)

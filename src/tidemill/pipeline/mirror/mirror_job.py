@@ -26,7 +26,12 @@ from tidemill.pipeline.mirror.mirror_lag import MirrorLag, MirrorMetrics
 from tidemill.pipeline.mirror.mirror_settings import MirrorJob, MirrorSource
 from tidemill.pipeline.mirror.position_translation import MergedPositions
 from tidemill.pipeline.mirror.preflight_checks import checked_clusters
-from tidemill.pipeline.mirror.query_failures import Verdict, verdict_on
+from tidemill.pipeline.mirror.query_failures import (
+    Verdict,
+    verdict_on,
+    verdict_on_copy,
+    verdict_on_start,
+)
 from tidemill.pipeline.mirror.range_copy import REFUSED
 from tidemill.pipeline.mirror.record_query import RecordQuery
 from tidemill.pipeline.mirror.record_source import RecordDataSource, RecordOptions
@@ -35,7 +40,7 @@ from tidemill.pipeline.mirror.target_support import (
     ONLY_BETWEEN_BROKERS,
 )
 from tidemill.pipeline.mirror.topic_filter import TopicFilter
-from tidemill.pipeline.spark_errors import TIDEMILL_ERROR, explained
+from tidemill.pipeline.spark_errors import explained
 
 logger = logging.getLogger("tidemill.pipeline")
 
@@ -161,7 +166,7 @@ class SourceRun:
         """Starts the query and the thread. Raises ClientError."""
         if self._job.trigger == AVAILABLE_NOW:
             self._goal = self._observer.goal()
-        self._query = self._start_query()
+        self._try_query()
         self._thread.start()
 
     def has_ended(self) -> bool:
@@ -171,7 +176,7 @@ class SourceRun:
         query = self._query
         if query is None:
             if time.monotonic() >= self._restart_at_s:
-                self._query = self._start_query()
+                self._try_query()
             return False
         is_active = query.isActive
         self._note_batches(query)
@@ -189,15 +194,12 @@ class SourceRun:
                 return False
             self._query, self._restart_at_s = None, time.monotonic() + AGAIN_PAUSE_S
             return False
-        if self._records is not None:
-            return self._restarts_records(self._records, problem)
-        text = str(problem)
-        if TIDEMILL_ERROR.search(text) or self._restarts >= RESTARTS_MAX:
-            raise problem
-        self._restarts += 1
-        self._restart_at_s = time.monotonic() + RESTART_PAUSE_S
-        self._query = None
-        logger.warning("the mirror of %s starts again after a failure of Spark: %s", self._source.alias, text)
+        if self._records is None:
+            self._restart_after(problem, verdict_on_copy(problem))
+        else:
+            # The cause is the batch's own error, or in the text of Spark's.
+            cause = problem if self._records.failure is None else self._records.failure
+            self._restart_after(cause, verdict_on(cause))
         return False
 
     def stop(self) -> None:
@@ -253,24 +255,33 @@ class SourceRun:
         if self._metrics is not None:
             self._metrics.note_copied(self._source.alias, records, size)
 
-    def _restarts_records(self, records: RecordQuery, problem: BaseException) -> bool:
-        """Starts the query of ordinary records again after a pause. Raises the error that ends the mirror.
+    def _try_query(self) -> None:
+        """Starts the query, or plans another attempt. Raises the error that ends the mirror."""
+        try:
+            self._query = self._start_query()
+        except TidemillError:
+            raise
+        except Exception as problem:  # noqa: BLE001 - of Spark, Java or Python workers
+            self._restart_after(problem, verdict_on_start(problem))
 
-        The cause is in the batch's own error, or in the text of Spark's.
-        """
-        cause = problem if records.failure is None else records.failure
-        verdict = verdict_on(cause)
+    def _restart_after(self, cause: BaseException, verdict: Verdict) -> None:
+        """Plans another start of the query, from its checkpoint. Raises the error that ends the mirror."""
         if verdict is Verdict.END or (verdict is Verdict.COUNT and self._restarts >= RESTARTS_MAX):
             raise cause
+        attempt = ""
         if verdict is Verdict.COUNT:
             self._restarts += 1
+            attempt = f", attempt {self._restarts} of {RESTARTS_MAX}"
         self._restart_at_s = time.monotonic() + RESTART_PAUSE_S
         self._query = None
         self._copy_problem = explained(cause)
         logger.warning(
-            "the mirror of %s starts again after a failure: %s", self._source.alias, self._copy_problem
+            "the mirror of %s starts again from its checkpoint in %g s%s, after a failure: %s",
+            self._source.alias,
+            RESTART_PAUSE_S,
+            attempt,
+            self._copy_problem,
         )
-        return False
 
     def _start_query(self) -> StreamingQuery:
         if self._records is not None:

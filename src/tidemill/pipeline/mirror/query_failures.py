@@ -49,6 +49,14 @@ FATAL: Final = frozenset(
 """Errors that an operator is to handle."""
 
 
+WORKER_LOST: Final = re.compile(
+    r"Python worker (?:failed to connect back|exited unexpectedly)"
+    r"|Timed out while waiting for the Python worker to connect back"
+    r"|Python (?:daemon )?failed to launch worker"
+)
+"""Spark's texts for a Python process that was killed, or that has not started in time on a loaded machine."""
+
+
 class Verdict(Enum):
     """What follows from a failure."""
 
@@ -69,6 +77,16 @@ def verdict_on(problem: BaseException) -> Verdict:
         return Verdict.END if name in FATAL else Verdict.COUNT
     name, text = found[-1]
     return _verdict(name, text, None)
+
+
+def verdict_on_copy(problem: BaseException) -> Verdict:
+    """Judges the failure of a query with the same offsets, whose tasks and plans wait for outages."""
+    return Verdict.END if TIDEMILL_ERROR.search(str(problem)) else Verdict.COUNT
+
+
+def verdict_on_start(problem: BaseException) -> Verdict:
+    """Judges an error of the start of a query."""
+    return Verdict.COUNT if WORKER_LOST.search(str(problem)) else Verdict.END
 
 
 def _verdict(name: str, text: str, code: ErrorCode | None) -> Verdict:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -13,13 +15,16 @@ import pytest
 
 from tidemill.cli.mirror import _summary
 from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError
+from tidemill.client.wait_reasons import Kind, Wait
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.mirror import mirror_job
+from tidemill.pipeline.mirror.cluster_outages import REPORT_AFTER_S, OutageReports
 from tidemill.pipeline.mirror.mirror_job import RESTART_PAUSE_S, RESTARTS_MAX, SourceRun
 from tidemill.pipeline.mirror.mirror_lag import MirrorLag
 from tidemill.pipeline.mirror.mirror_settings import MirrorJob, MirrorSource
 from tidemill.pipeline.spark_errors import explained
+from tidemill.testing.broker import Broker
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 EAST, WEST = (MirrorSource(alias, {"bootstrap.servers": "a:1"}) for alias in ("east", "west"))
@@ -34,7 +39,8 @@ def run_with(
     """A run of the source east: ``copied`` for ordinary records, None for the same offsets."""
     job = MirrorJob(sources=[EAST], target=WEST, checkpoint="x", trigger="available-now", groups=None)
     run: Any = SourceRun(Mock(), job, EAST, None)
-    run._observer = Mock(names={}, refused={}, selects_none=False, position_failure=None)
+    run._observer = Mock(names={}, refused={}, selects_none=False, position_failure=None, outage="")
+    run._observer.waits.return_value = {}
     run._observer.measure.return_value = lag
     run._observer.copy_positions.return_value = 0
     run._observer.goal.return_value = goal if later_goal is None else later_goal
@@ -222,3 +228,73 @@ def test_a_query_that_loses_its_python_worker_is_started_again_a_few_times(
         run.has_ended()
     assert len(caplog.records) == RESTARTS_MAX
     assert all("\n" not in record.message for record in caplog.records)
+
+
+# -- outages
+
+
+def wait(since: float) -> Wait:
+    return Wait(Kind.CLUSTER, "", "no connection to b:1", since)
+
+
+def test_an_outage_is_logged_once_with_its_cluster_and_so_is_its_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reports = OutageReports("east")
+    began_s = 1_000.0
+    for second in range(60):
+        now_s = began_s + second
+        # Between two attempts nothing waits for a moment.
+        waits = {} if second == 30 else {"west": wait(began_s)}
+        reason = reports.update(waits, began_s - 1, now_s)
+        assert (reason != "") == (second >= REPORT_AFTER_S)
+    assert reports.update({"west": wait(began_s)}, now_s, now_s + 1) == ""
+    assert reports.update({}, now_s, now_s + 2) == ""
+    assert [record.message for record in caplog.records] == [
+        "the mirror of east waits: no answer of the cluster west for 7 s: no connection to b:1",
+        "the mirror of east continues: the cluster west answers again",
+    ]
+    caplog.clear()
+    assert "for 8 s" in reports.update({"west": wait(now_s)}, now_s, now_s + 8)
+    assert len(caplog.records) == 1
+
+
+def test_a_broker_that_is_down_among_others_is_no_outage_of_the_cluster(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reports = OutageReports("east")
+    for second in range(60):
+        assert reports.update({"west": wait(0.0)}, 100.0 + second - second % 6, 100.0 + second) == ""
+    assert caplog.records == []
+
+
+@pytest.mark.timeout(120)
+def test_the_cluster_that_does_not_answer_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Broker() as source, Broker() as target:
+        east, west = (
+            MirrorSource(alias, {"bootstrap.servers": broker.bootstrap})
+            for alias, broker in (("east", source), ("west", target))
+        )
+        run: Any = SourceRun(
+            Mock(), MirrorJob(sources=[east], target=west, checkpoint=str(tmp_path)), east, None
+        )
+        run._query = Mock(isActive=True, recentProgress=[])
+        run._thread.start()
+
+        def wait_for(text: str) -> None:
+            while text not in caplog.text:
+                assert not run.has_ended()
+                time.sleep(0.1)
+
+        try:
+            while run.progress.lag is None:
+                assert not run.has_ended()
+                time.sleep(0.1)
+            target.kill()
+            wait_for("the mirror of east waits: no answer of the cluster west for 7 s")
+            assert run.progress.waiting.startswith("no answer of the cluster west")
+            target.start()
+            wait_for("the mirror of east continues: the cluster west answers again")
+        finally:
+            run.stop()
+    assert "cluster east" not in caplog.text

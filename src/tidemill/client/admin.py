@@ -74,6 +74,7 @@ from tidemill.client.transaction_manager import (
     PreparedTransaction,
     TransactionManager,
 )
+from tidemill.client.wait_reasons import Wait
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.mirror_state import MIRROR_STATE, is_mirror
 from tidemill.model.transaction_types import TRANSACTION_VERSION
@@ -1398,7 +1399,11 @@ class Admin:
             result[broker_id] = [_log_directory(found) for found in response.results]
         return result
 
-    # -- ending -------------------------------------------------------------------------------------------
+    # -- waits and ending ---------------------------------------------------------------------------------
+
+    def waits(self) -> list[Wait]:
+        """Returns why the calls of other threads wait: see :mod:`tidemill.client.wait_reasons`."""
+        return self._network_client.waits()
 
     def close(self) -> None:
         """Closes the connections."""

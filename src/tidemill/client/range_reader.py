@@ -33,6 +33,7 @@ from tidemill.client.group_commits import commit_offsets, offsets_to_commit
 from tidemill.client.leader_log_ends import LeaderLogEnds, leader_log_ends
 from tidemill.client.network_client import DATA, NetworkClient
 from tidemill.client.offsets import list_offsets, list_offsets_or_failures
+from tidemill.client.wait_reasons import Wait
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.model.unpacked_limit import UNPACKED_KEY
@@ -269,6 +270,11 @@ class RangeReader:
         run = _RangeFetch(self, self._network_client, topic, partition, start, end, topic_id, bytes_max)
         for response, _ in run.responses():
             yield response
+
+    def waits(self) -> list[Wait]:
+        """Returns why the calls of another thread wait: see :mod:`tidemill.client.wait_reasons`."""
+        opened = self._opened
+        return [] if opened is None else opened.waits()
 
     def interrupt(self) -> None:
         """Ends the calls of another thread, and all later ones, with ClientClosed."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from tidemill.client.admin import Admin
 from tidemill.client.errors import ClientError
 from tidemill.client.range_reader import RangeReader
+from tidemill.client.wait_reasons import Wait
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.mirror.copy_source import every_record
 from tidemill.pipeline.mirror.group_sync import GroupSync, Positions, same_positions
@@ -199,6 +200,15 @@ class ClusterObserver:
         with self._lock:
             state = read_topics_named(self._target_admin, [name]).get(name)
             return state is not None and state.is_mirror
+
+    def waits(self) -> dict[str, Wait]:
+        """Returns the oldest wait for each cluster that does not answer now, by its alias. For any thread."""
+        clients = {
+            self._alias: (self._source_reader, self._source_admin),
+            self._job.target.alias: (self._target_reader, self._target_admin),
+        }
+        found = {alias: [wait for one in some for wait in one.waits()] for alias, some in clients.items()}
+        return {alias: min(waits, key=lambda one: one.since) for alias, waits in found.items() if waits}
 
     def interrupt(self) -> None:
         """Ends the calls of other threads with ClientClosed."""

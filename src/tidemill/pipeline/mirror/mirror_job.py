@@ -20,6 +20,7 @@ from tidemill.model.errors import ConfigError, ErrorCode, TidemillError
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.jobs.preflight_checks import AVAILABLE_NOW
 from tidemill.pipeline.mirror.cluster_observer import ClusterObserver
+from tidemill.pipeline.mirror.cluster_outages import OutageReports
 from tidemill.pipeline.mirror.copy_options import CopyOptions
 from tidemill.pipeline.mirror.copy_source import FORMAT, MirrorDataSource
 from tidemill.pipeline.mirror.mirror_lag import MirrorLag, MirrorMetrics
@@ -155,6 +156,9 @@ class SourceRun:
         self._restarts = 0
         self._restart_at_s = 0.0
         self._stopping = threading.Event()
+        self._outages = OutageReports(source.alias)
+        self._measured_s = time.monotonic()
+        """When the last measurement ended that both clusters have answered; before, the start of the job."""
         self._records = None if job.same_offsets else self._record_query()
         self._observer = ClusterObserver(job, source, self._records, merged, claimed)
         self._thread = threading.Thread(target=self._observe, name=f"mirror-{source.alias}", daemon=True)
@@ -173,6 +177,8 @@ class SourceRun:
         """Whether all is copied (``available-now``). Raises the error that ends the query."""
         if self._failure is not None:
             raise self._failure
+        if outage := self._outages.update(self._observer.waits(), self._measured_s, time.monotonic()):
+            self.progress.waiting = outage
         query = self._query
         if query is None:
             if time.monotonic() >= self._restart_at_s:
@@ -354,6 +360,8 @@ class SourceRun:
                 if time.monotonic() >= next_groups_s and not self._observer.outage:
                     self._copy_positions(lag)
                     next_groups_s = time.monotonic() + self._job.groups_interval_s
+                if not self._observer.outage:
+                    self._measured_s = time.monotonic()
             except ConfigError as problem:
                 self._failure = problem
             except (TidemillError, OSError) as problem:

@@ -130,6 +130,15 @@ def test_marks_are_passed_on_with_the_time_of_their_origin() -> None:
     assert marked_topics(d, b, now_s=1_001.0 + MARK_S) == {"t"}
 
 
+def test_a_cluster_without_an_id_passes_marks_on() -> None:
+    a, c = clusters("a", "c")
+    b: Any = Cluster(None)
+    commit(a, b, SAME, 1_000.0)
+    commit(b, c, SAME, 1_010.0)
+    assert c.committed.keys() == {"tidemill-mirror.a"}
+    assert marked_topics(c, b, now_s=1_010.0) == set()
+
+
 def test_no_circle_renews_a_mark() -> None:
     circle = clusters("a", "b", "c")
     commit(circle[0], circle[1], SAME, 1_000.0)

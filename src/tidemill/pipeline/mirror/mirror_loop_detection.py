@@ -82,10 +82,11 @@ class TopicMarks:
         )
         if now_s - self._marked_s < MARK_S:
             names = {**{topic: name for topic, name in self._marked.items() if topic in loops}, **names}
-        if ids.source is None or not names:
+        if not names:
             return
         try:
-            self._commit_own(GROUP_PREFIX + ids.source, names, now_s)
+            if ids.source is not None:
+                self._commit_own(GROUP_PREFIX + ids.source, names, now_s)
         finally:
             if time.monotonic() >= self._next_try_s:
                 began_s = time.monotonic()

@@ -4,8 +4,9 @@
 
 In each run a mirror with the same offsets copies three topics of three partitions each: an ordinary one, one
 written in transactions of which some are aborted, and a compacted one. Meanwhile the seed kills the driver, a
-Python worker, and brokers of both clusters; a killed driver is started again. Positions of a group move at
-the source.
+Python worker, and brokers of both clusters, half of the time while batches are copied; a killed driver is
+started again. The source returns few batches in a response, so that several requests to the target are in
+flight. Positions of a group move forward and back at the source all the time.
 
 Promise: once the writers have ended, every record that librdkafka reads in the source, of committed records
 and of all, has the same offset, key, value, timestamp and headers in the target; every acknowledged message
@@ -37,7 +38,12 @@ from sink_kill_processes import await_true
 
 PARTITIONS = 3
 WRITE_S = 45.0
-"""How long the writers write; kills come meanwhile."""
+"""How long the writers write after the first copy; kills come meanwhile."""
+STARTED_S_MAX = 240.0
+APPEND_S_MAX = 5.0
+"""How long a kill waits for a batch that is copied."""
+SOURCE_CONFIG = {"fetch.max.bytes": "2048"}
+FLUSH_S_MAX = 240.0
 CAUGHT_UP_S_MAX = 240.0
 EVENTS = (
     "kill driver",
@@ -136,7 +142,7 @@ class Writers:
             number += 1
             producer.poll(0)
             time.sleep(0.001)
-        if producer.flush(60):
+        if producer.flush(FLUSH_S_MAX):
             raise RuntimeError(f"{topic}: messages were not acknowledged")
 
     def _write_transactions(self, topic: str, _: int) -> None:
@@ -311,18 +317,22 @@ class Run:
             self._folder,
         )
         try:
-            self._cause_events(mirror)
+            try:
+                self._cause_events(mirror)
+            finally:
+                writers.stop()
+            self._source.await_recovered()
+            self._target.await_recovered()
+            self._move_positions()
+            if await_true(lambda: self._is_caught_up(mirror), CAUGHT_UP_S_MAX):
+                return self._differences(writers)
+            return [
+                *self._differences_of_ends(),
+                *self._differences_of_positions(),
+                f"the mirror did not catch up: {mirror.process.poll()}, {mirror.log}",
+            ]
         finally:
-            writers.stop()
-        self._source.await_recovered()
-        self._target.await_recovered()
-        self._move_positions()
-        if not await_true(lambda: self._is_caught_up(mirror), CAUGHT_UP_S_MAX):
-            faults = [f"the mirror did not catch up: {mirror.process.poll()}, {mirror.log}"]
-        else:
-            faults = [*self._differences(writers), *self._differences_of_positions()]
-        mirror.kill()
-        return faults
+            mirror.kill()
 
     def _create(self) -> None:
         from confluent_kafka.admin import AdminClient, NewTopic
@@ -344,13 +354,17 @@ class Run:
 
     def _cause_events(self, mirror: MirrorProcess) -> None:
         random = self._random
+        self._await_append((self._ordinary, 0), STARTED_S_MAX)  # Spark starts.
         end = time.monotonic() + WRITE_S
-        time.sleep(15)  # Spark starts.
         while time.monotonic() < end:
             time.sleep(random.uniform(0.5, 8))
+            with suppress(Exception):  # the source has no leader
+                self._move_positions()
             mirror.supervise()
             event = random.choice(EVENTS)
             self.events.append(event)
+            if random.random() < 0.5:
+                self._await_append((self._ordinary, random.randrange(PARTITIONS)), APPEND_S_MAX)
             if event == "kill driver":
                 mirror.kill()
                 mirror.start("0 seconds")
@@ -364,7 +378,25 @@ class Run:
                 with suppress(Exception):  # the target has no topic yet, or no leader
                     cluster.kill(role, place, None)
 
+    def _await_append(self, place: tuple[str, int], timeout_s: float) -> None:
+        """Waits until the target has further batches of a partition, at most so long."""
+        from tidemill.client.range_reader import RangeReader
+        from tidemill.model.types import TopicPartition
+        from tidemill.wire.list_offset_timestamps import LATEST
+
+        before: int | None = None
+        deadline = time.monotonic() + timeout_s
+        with RangeReader(self._target.bootstrap, default_api_timeout_ms=1000) as reader:
+            while time.monotonic() < deadline:
+                with suppress(Exception):  # the topic is created, or has no leader
+                    end = reader.list_offsets({TopicPartition(*place): LATEST})[TopicPartition(*place)]
+                    before = end if before is None else before
+                    if end > before:
+                        return
+                time.sleep(0.005)
+
     def _move_positions(self) -> None:
+        """Moves the group forward or back, to any offset."""
         from tidemill.client import Admin
         from tidemill.model.types import TopicPartition
 
@@ -378,14 +410,19 @@ class Run:
         mirror.supervise()
         time.sleep(1)
         with suppress(Exception):  # topics are created, or have no leader
-            return (
-                all(
-                    _ends(self._source.bootstrap, topic) == _ends(self._target.bootstrap, topic)
-                    for topic in self._topics
-                )
-                and not self._differences_of_positions()
-            )
+            return not self._differences_of_ends() and not self._differences_of_positions()
         return False
+
+    def _differences_of_ends(self) -> list[str]:
+        found = [
+            (topic, _ends(self._source.bootstrap, topic), _ends(self._target.bootstrap, topic))
+            for topic in self._topics
+        ]
+        return [
+            f"{topic} ends at {here} in the source, and at {there} in the target"
+            for topic, here, there in found
+            if here != there
+        ]
 
     def _differences_of_positions(self) -> list[str]:
         from tidemill.client import Admin
@@ -393,7 +430,8 @@ class Run:
         with Admin(self._source.bootstrap) as here, Admin(self._target.bootstrap) as there:
             expected, found = here.group_offsets(self._group), there.group_offsets(self._group)
         return [
-            f"{item} has the position {place.offset}, in the target {found.get(item)}"
+            f"the group has the position {place.offset} in {item} of the source, and in the target "
+            f"{found[item].offset if item in found else 'none'}"
             for item, place in expected.items()
             if item not in found or found[item].offset != place.offset
         ]
@@ -463,7 +501,7 @@ def _compared(
 def both(kind: str, folder: Path) -> Iterator[tuple[Target, Target]]:
     """Yields a source of this kind, and a target of three brokers, or of one for a source of one."""
     with ExitStack() as stack:
-        source = stack.enter_context(started(kind, folder / "source"))
+        source = stack.enter_context(started(kind, folder / "source", SOURCE_CONFIG))
         target = stack.enter_context(started(ONE if kind == ONE else THREE, folder / "target"))
         yield source, target
 

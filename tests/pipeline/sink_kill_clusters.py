@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -103,24 +103,25 @@ class ApacheKafka:
 
 
 @contextmanager
-def started(kind: str, folder: Path) -> Iterator[Target]:
-    """Yields a cluster of this kind."""
+def started(kind: str, folder: Path, config: Mapping[str, str] | None = None) -> Iterator[Target]:
+    """Yields a cluster of this kind, whose brokers have the keys ``config``."""
     if kind == ONE:
         from tidemill.testing.broker import Broker
 
-        with Broker() as broker:
+        with Broker(config=config) as broker:
             yield OneBroker(broker)
     elif kind == THREE:
         from tidemill.testing.cluster import Cluster
 
-        with Cluster(3) as cluster:
+        with Cluster(3, config) as cluster:
             yield ThreeBrokers(cluster)
     else:
         sys.path.append(str(Path(__file__).parents[1] / "interchange"))
         from kafka_peer import Kafka, class_path, free_ports
 
         (port,) = free_ports(1)
-        kafka = Kafka(class_path(KAFKA_VERSION), folder, folder / "data", port=port)
+        settings = "".join(f"{key}={value}\n" for key, value in (config or {}).items())
+        kafka = Kafka(class_path(KAFKA_VERSION), folder, folder / "data", settings=settings, port=port)
         kafka.start(form=True)
         try:
             yield ApacheKafka(kafka)

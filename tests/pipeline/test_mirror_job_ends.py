@@ -19,6 +19,7 @@ from tidemill.client.wait_reasons import Kind, Wait
 from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.mirror import mirror_job
+from tidemill.pipeline.mirror.cluster_observer import ClusterObserver
 from tidemill.pipeline.mirror.cluster_outages import REPORT_AFTER_S, OutageReports
 from tidemill.pipeline.mirror.mirror_job import RESTART_PAUSE_S, RESTARTS_MAX, SourceRun
 from tidemill.pipeline.mirror.mirror_lag import MirrorLag
@@ -266,6 +267,17 @@ def test_a_broker_that_is_down_among_others_is_no_outage_of_the_cluster(
     for second in range(60):
         assert reports.update({"west": wait(0.0)}, 100.0 + second - second % 6, 100.0 + second) == ""
     assert caplog.records == []
+
+
+def test_the_oldest_wait_of_a_cluster_counts() -> None:
+    job = MirrorJob(sources=[EAST], target=WEST, checkpoint="x")
+    observer: Any = ClusterObserver(job, EAST)
+    assert observer.waits() == {}
+    observer._target_reader = Mock(waits=Mock(return_value=[wait(3.0)]))
+    observer._target_admin = Mock(waits=Mock(return_value=[wait(2.0)]))
+    assert observer.waits() == {"west": wait(2.0)}
+    observer._source_admin = Mock(waits=Mock(side_effect=RuntimeError("dictionary changed size")))
+    assert observer.waits() == {}
 
 
 @pytest.mark.timeout(120)

@@ -207,7 +207,10 @@ class ClusterObserver:
             self._alias: (self._source_reader, self._source_admin),
             self._job.target.alias: (self._target_reader, self._target_admin),
         }
-        found = {alias: [wait for one in some for wait in one.waits()] for alias, some in clients.items()}
+        try:
+            found = {alias: [wait for one in some for wait in one.waits()] for alias, some in clients.items()}
+        except RuntimeError:
+            return {}  # The waits changed during the reading: the next call reads them again.
         return {alias: min(waits, key=lambda one: one.since) for alias, waits in found.items() if waits}
 
     def interrupt(self) -> None:

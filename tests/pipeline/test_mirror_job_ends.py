@@ -21,7 +21,7 @@ from tidemill.model.types import TopicPartition
 from tidemill.pipeline.mirror import mirror_job
 from tidemill.pipeline.mirror.cluster_observer import ClusterObserver
 from tidemill.pipeline.mirror.cluster_outages import REPORT_AFTER_S, OutageReports
-from tidemill.pipeline.mirror.mirror_job import RESTART_PAUSE_S, RESTARTS_MAX, SourceRun
+from tidemill.pipeline.mirror.mirror_job import RESTARTS_MAX, SourceRun
 from tidemill.pipeline.mirror.mirror_lag import MirrorLag
 from tidemill.pipeline.mirror.mirror_settings import MirrorJob, MirrorSource
 from tidemill.pipeline.spark_errors import explained
@@ -150,6 +150,7 @@ CONNECT = (
     "Caused by: java.net.SocketTimeoutException: Timed out while waiting for the Python worker to connect "
     "back"
 )
+PAUSE_S_MAX = 80.0
 CRASHED = "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"
 
 
@@ -176,16 +177,17 @@ def test_a_query_whose_start_finds_no_python_worker_is_started_again(
     run._thread = Mock()
     run.start()
     run._thread.start.assert_called_once()
-    for attempt in (1, 2):
+    for attempt, pause_s in ((1, 5), (2, 10)):
+        clock.now_s += pause_s - 1
         assert not run.has_ended()
         assert run._start_query.call_count == attempt
-        clock.now_s += RESTART_PAUSE_S
+        clock.now_s += 1
         assert not run.has_ended()
     assert run._query is query
     assert [record.message for record in caplog.records] == [
-        f"the mirror of east starts again from its checkpoint in 5 s, attempt {attempt} of 5, after a "
-        f"failure: {explained(RuntimeError(text))}"
-        for attempt in (1, 2)
+        f"the mirror of east starts again from its checkpoint in {pause_s} s, attempt {attempt} of 5, after "
+        f"a failure: {explained(RuntimeError(text))}"
+        for attempt, pause_s in ((1, 5), (2, 10))
     ]
 
 
@@ -195,9 +197,9 @@ def test_a_query_that_never_finds_a_python_worker_ends_the_mirror(clock: SimpleN
     run._thread = Mock()
     run.start()
     for _ in range(RESTARTS_MAX - 1):
-        clock.now_s += RESTART_PAUSE_S
+        clock.now_s += PAUSE_S_MAX
         assert not run.has_ended()
-    clock.now_s += RESTART_PAUSE_S
+    clock.now_s += PAUSE_S_MAX
     with pytest.raises(RuntimeError, match="connect back"):
         run.has_ended()
 
@@ -223,7 +225,7 @@ def test_a_query_that_loses_its_python_worker_is_started_again_a_few_times(
     run._query = failed
     for _ in range(RESTARTS_MAX):
         assert not run.has_ended()
-        clock.now_s += RESTART_PAUSE_S
+        clock.now_s += PAUSE_S_MAX
         assert not run.has_ended()
     with pytest.raises(RuntimeError, match="connect back"):
         run.has_ended()

@@ -29,6 +29,7 @@ from tidemill.pipeline.mirror.position_translation import MergedPositions
 from tidemill.pipeline.mirror.preflight_checks import checked_clusters
 from tidemill.pipeline.mirror.query_failures import (
     Verdict,
+    has_lost_worker,
     verdict_on,
     verdict_on_copy,
     verdict_on_start,
@@ -49,8 +50,9 @@ MEASURE_S = 2.0
 """How often the lag is measured."""
 RESTARTS_MAX = 5
 RESTART_PAUSE_S = 5.0
-"""How often a query is started again after a failure of Spark, such as a killed Python worker, and the pause
-before; a copied range starts the count anew."""
+"""How often a query is started again after a failure of Spark, and the pause before; a copied range starts
+the count anew. After the loss of a Python worker the pause doubles each time, up to 80 s.
+"""
 AGAIN_PAUSE_S = 1.0
 """The pause before an available-now query that has not copied all is started again."""
 COPIED = "copied"
@@ -274,17 +276,20 @@ class SourceRun:
         """Plans another start of the query, from its checkpoint. Raises the error that ends the mirror."""
         if verdict is Verdict.END or (verdict is Verdict.COUNT and self._restarts >= RESTARTS_MAX):
             raise cause
-        attempt = ""
+        pause_s, attempt = RESTART_PAUSE_S, ""
         if verdict is Verdict.COUNT:
+            if has_lost_worker(cause):
+                # Of a machine that is overloaded; each attempt adds to its load.
+                pause_s *= 2**self._restarts
             self._restarts += 1
             attempt = f", attempt {self._restarts} of {RESTARTS_MAX}"
-        self._restart_at_s = time.monotonic() + RESTART_PAUSE_S
+        self._restart_at_s = time.monotonic() + pause_s
         self._query = None
         self._copy_problem = explained(cause)
         logger.warning(
             "the mirror of %s starts again from its checkpoint in %g s%s, after a failure: %s",
             self._source.alias,
-            RESTART_PAUSE_S,
+            pause_s,
             attempt,
             self._copy_problem,
         )

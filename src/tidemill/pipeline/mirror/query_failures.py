@@ -86,7 +86,12 @@ def verdict_on_copy(problem: BaseException) -> Verdict:
 
 def verdict_on_start(problem: BaseException) -> Verdict:
     """Judges an error of the start of a query."""
-    return Verdict.COUNT if WORKER_LOST.search(str(problem)) else Verdict.END
+    return Verdict.COUNT if has_lost_worker(problem) else Verdict.END
+
+
+def has_lost_worker(problem: BaseException) -> bool:
+    """Whether Spark has lost a Python process, or has not waited for its start."""
+    return WORKER_LOST.search(str(problem)) is not None
 
 
 def _verdict(name: str, text: str, code: ErrorCode | None) -> Verdict:

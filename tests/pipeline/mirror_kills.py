@@ -354,7 +354,7 @@ class Run:
 
     def _cause_events(self, mirror: MirrorProcess) -> None:
         random = self._random
-        self._await_append((self._ordinary, 0), STARTED_S_MAX)  # Spark starts.
+        self._await_first_copy(mirror)
         end = time.monotonic() + WRITE_S
         while time.monotonic() < end:
             time.sleep(random.uniform(0.5, 8))
@@ -378,8 +378,16 @@ class Run:
                 with suppress(Exception):  # the target has no topic yet, or no leader
                     cluster.kill(role, place, None)
 
-    def _await_append(self, place: tuple[str, int], timeout_s: float) -> None:
-        """Waits until the target has further batches of a partition, at most so long."""
+    def _await_first_copy(self, mirror: MirrorProcess) -> None:
+        """Waits until Spark has started. Raises RuntimeError if the mirror copies nothing."""
+        deadline = time.monotonic() + STARTED_S_MAX
+        while not self._await_append((self._ordinary, 0), APPEND_S_MAX):
+            mirror.supervise()
+            if time.monotonic() >= deadline:
+                raise RuntimeError(f"the mirror has copied nothing in {STARTED_S_MAX:.0f} s: {mirror.log}")
+
+    def _await_append(self, place: tuple[str, int], timeout_s: float) -> bool:
+        """Waits until the target has further batches of a partition. Returns whether it has in time."""
         from tidemill.client.range_reader import RangeReader
         from tidemill.model.types import TopicPartition
         from tidemill.wire.list_offset_timestamps import LATEST
@@ -392,8 +400,9 @@ class Run:
                     end = reader.list_offsets({TopicPartition(*place): LATEST})[TopicPartition(*place)]
                     before = end if before is None else before
                     if end > before:
-                        return
+                        return True
                 time.sleep(0.005)
+        return False
 
     def _move_positions(self) -> None:
         """Moves the group forward or back, to any offset."""

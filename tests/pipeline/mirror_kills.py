@@ -39,7 +39,7 @@ from sink_kill_processes import await_true
 PARTITIONS = 3
 WRITE_S = 45.0
 """How long the writers write after the first copy; kills come meanwhile."""
-STARTED_S_MAX = 240.0
+STARTED_S_MAX = 600.0
 APPEND_S_MAX = 5.0
 """How long a kill waits for a batch that is copied."""
 SOURCE_CONFIG = {"fetch.max.bytes": "2048"}

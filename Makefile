@@ -35,7 +35,7 @@ run: setup ## run the demo on real data: broker, topics, Spark, Parquet, checks,
 
 test: setup ## run the tests
 	$(BIN)/python tests/system_programs.py
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=25 --durations-min=5
 
 clients: setup ## test clients in Java, Go and JavaScript, and Kafka's own tools; downloads them to build/clients
 	export TIDEMILL_KAFKA_LIBS="$$($(BIN)/python bench/peers.py)" && $(BIN)/python -m pytest -q -m clients tests
